@@ -1,5 +1,7 @@
-"""AsyncMainLoop: workers that act and push gradients to a parameter server (A3C), composed of the same parts as MainLoop.
-AsyncAgent: an agent that trains that way in the background."""
+"""AsyncMainLoop: workers that act and push gradients to a parameter server (A3C), composed of MainLoop's parts.
+
+AsyncAgent: an agent that trains that way in the background.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ from steppe.training.train import Callback, MainLoop
 
 @typechecked
 class AsyncMainLoop(MainLoop):
-    """`num_workers` workers, whatever the environment has, each with environments and an agent of its own.
+    """A MainLoop with `num_workers` workers, each with its own environments and agent.
 
-    The server says how gradients become parameters: each as it comes, several together, or in rounds, with its aggregation and
-    its optimizer; None stands for a store of the run's own, with the agent's optimizer. Workers are processes where those can
-    find environment and agent by name, and take turns in this process otherwise. A replay agent's buffer is divided among them.
+    `num_workers` replaces the environment's number. The server decides how gradients become parameters: one at a time,
+    several together, or in rounds, with its aggregation and its optimizer; None: the run's own store, with the agent's
+    optimizer. Workers are processes if those can import environment and agent by name, and take turns in this process
+    otherwise. A replay agent's buffer is divided among them.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class AsyncMainLoop(MainLoop):
             )
 
     def run_async_training(self, total_steps: int = 1_000_000, *, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-        """Train for so many environment steps over all workers, and return the run's summary. Raises what made it fail."""
+        """Train for that many environment steps over all workers; return the summary. Raises a failed run's fault."""
         if total_steps < 1:
             raise ConfigError(f"total_steps={total_steps}: must be at least 1")
         result = self._run(self.config.model_copy(update={"steps": total_steps, "episodes": None}), callbacks)
@@ -72,8 +75,8 @@ class AsyncMainLoop(MainLoop):
 class AsyncAgent(DistributedAgent):
     """A DistributedAgent that `num_workers` processes train in the background, in the environment that it is bound to.
 
-    `settings` are DistributedAgent's. While it trains, the agent here is as it was; it takes over what was learned when the
-    training is stopped.
+    `settings` are DistributedAgent's. The agent in this process does not change during training; it loads what was
+    learned when the training is stopped.
     """
 
     def __init__(self, algorithm: str | type | Agent, num_workers: int = 4, **settings: Any) -> None:
@@ -87,7 +90,7 @@ class AsyncAgent(DistributedAgent):
         self._outcome: dict[str, Any] | BaseException = {}
 
     def start_async_training(self) -> None:
-        """Begin, and return at once; every beginning is a run of its own."""
+        """Start the training and return at once; every start creates a new run."""
         if self._thread is not None:
             raise UsageError("this agent is being trained already: stop_async_training first")
         if not isinstance(self._world, DistributedEnvironment):
@@ -100,7 +103,7 @@ class AsyncAgent(DistributedAgent):
         self._thread.start()
 
     def stop_async_training(self) -> dict[str, Any]:
-        """End the training, take over what was learned, and return the run's summary. Raises what made it fail."""
+        """Stop the training, load what was learned, and return the run's summary. Raises the fault of a failed run."""
         if self._thread is None:
             raise UsageError("this agent is not being trained: start_async_training first")
         self._stopping.set()
@@ -112,7 +115,10 @@ class AsyncAgent(DistributedAgent):
         return outcome
 
     def get_training_stats(self) -> dict[str, Any]:
-        """As DistributedAgent's, how far the training in the background is, and whether it goes on: a run that failed does not."""
+        """Return DistributedAgent's statistics, the progress of the background training, and whether it is running.
+
+        A run that failed is not running.
+        """
         progress = self._loop.get_training_progress() if self._loop is not None else None
         training = self._thread is not None and self._thread.is_alive()
         return {**super().get_training_stats(), "training": training, "progress": progress}

@@ -1,5 +1,8 @@
-"""DistributedMainLoop: one of several machines that learn the same, each with actors and a learner of its own, joined by a
-parameter server, by Ray or by MPI. And that server, made from the same description."""
+"""DistributedMainLoop: one of several machines that train the same policy.
+
+Each node has its own actors and learner; a parameter server, Ray or MPI connects them. The server is built from the
+same description.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,14 @@ else:
 
 @typechecked
 class DistributedMainLoop(MainLoop):
-    """A MainLoop that is the node `node_id` of a cluster. `cluster_config` has the keys of ClusterConfig (docs/cluster.md).
+    """A MainLoop that is the node `node_id` of a cluster.
 
-    `param_server`: None for one that runs elsewhere, a ParameterServer that this node serves to the others at the cluster's
-    address from the first run on, or a ParameterClient of that address.
+    `cluster_config` has the keys of ClusterConfig (docs/cluster.md). `param_server`: None for a remote one, a
+    ParameterServer that this node serves to the others at the cluster's address from the first run on, or a
+    ParameterClient of that address.
     """
 
-    in_parallel = False  # a node is one process unless it is told otherwise
+    in_parallel = False  # a node is one process by default
 
     def __init__(
         self,
@@ -74,11 +78,11 @@ class DistributedMainLoop(MainLoop):
 
     @property
     def rank(self) -> int | None:
-        """This node's place among the cluster's nodes; None where the cluster does not list them."""
+        """The index of this node in the cluster's list; None if the cluster does not list its nodes."""
         return self.cluster.rank
 
     def run_distributed_training(self, total_episodes: int = 1000) -> dict[str, Any]:
-        """Train for so many episodes on this node, exchanging with the others; the run's summary, with the cluster's."""
+        """Train for that many episodes on this node, synchronizing with the others; return both summaries."""
         from steppe.roles.cluster.node import CLUSTER_END
 
         self._serve()
@@ -90,8 +94,10 @@ class DistributedMainLoop(MainLoop):
         return {**summary, "cluster": about}
 
     def synchronize_with_cluster(self) -> int:
-        """Between runs: take over what the cluster has learned, and from the second time on hand in first what the agent
-        has learned since the last. The cluster's version."""
+        """Load the cluster's parameters between runs, and return their version.
+
+        From the second call on, push first what the agent has learned since the last call.
+        """
         from steppe.roles.cluster.node import ClusterNode as Joined
 
         self._require_here("synchronizing by hand")
@@ -105,7 +111,7 @@ class DistributedMainLoop(MainLoop):
         return self._node.version
 
     def close(self) -> None:
-        """Leave the cluster, and stop the server if it is this node's, when all others have left."""
+        """Leave the cluster; if this node serves the parameter server, wait until all others have left and stop it."""
         self._leave()
         self._hosting.close()
         self._serves_cluster = False
@@ -136,13 +142,13 @@ class DistributedMainLoop(MainLoop):
 
 
 def make_cluster_server(cluster: ClusterConfig, resolved: ResolvedConfig) -> ParameterServer:
-    """The server of a cluster that trains what a configuration describes, from its checkpoint if there is one."""
+    """Build the server of a cluster that trains what a configuration describes, from its checkpoint if there is one."""
     return build_parameter_server(cluster, *_initial_parameters(MainLoop.of(resolved)))
 
 
 @contextlib.contextmanager
 def hosted_cluster_server(cluster: ClusterConfig, loop: MainLoop) -> Iterator[None]:
-    """Where the cluster's server is its first node's, have it up, and afterwards until all others have left."""
+    """Run the cluster's server if this node hosts it; on exit, wait until all other nodes have left."""
     from steppe.roles.cluster.node import connect, start_cluster_server
 
     if not cluster.hosts:
@@ -165,7 +171,7 @@ def _wait_for_other_nodes(cluster: ClusterConfig, client: ParameterClient) -> No
 
 
 def _initial_parameters(loop: MainLoop) -> tuple[dict[str, np.ndarray], AdamSettings]:
-    """The parameters that a loop's agent trains, as they are at first, and how it would take a step."""
+    """Return the initial values of the parameters that a loop's agent trains, and its optimizer settings."""
     plan = loop.plan()
     loop.agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
     agent: Any = loop.agent.agent
@@ -176,7 +182,7 @@ def _initial_parameters(loop: MainLoop) -> tuple[dict[str, np.ndarray], AdamSett
 
 
 def serve_cluster(server: ParameterServer, cluster: ClusterConfig) -> int:
-    """Serve at a cluster's address, with the tokens of its file or of the environment; the port."""
+    """Serve at a cluster's address, with the tokens of its file or of the environment; return the port."""
     host, port = cluster.address
     files = cluster.tls
     if server.is_private and cluster.server.tokens is None:
@@ -200,15 +206,17 @@ def _node_config(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> Clus
         )
     cluster = read_cluster(values)
     if cluster.backend == "grpc":
-        cluster.address  # noqa: B018 - says what is missing
+        cluster.address  # noqa: B018 - raises if it is missing
     return cluster
 
 
 def _with_cluster(
     config: RunConfig | Mapping[str, Any] | None, cluster: ClusterConfig, *, seeded: bool
 ) -> RunConfig | dict[str, Any]:
-    """A run's settings with the cluster's among them, and a seed of this node's own unless one was given (`seeded`: by agent
-    or environment)."""
+    """Return a run's settings with the cluster's added, and a seed of this node's own unless one was given.
+
+    `seeded`: agent or environment has a seed.
+    """
     values = {f"cluster.{key}": value for key, value in cluster.model_dump(mode="json", exclude_none=True).items()}
     if isinstance(config, RunConfig):
         return unflatten({**flatten(config), **values})

@@ -1,6 +1,6 @@
-"""MultiAgentLearner: several agents on one task. Each learns from its own draw of what was seen; together they decide.
+"""MultiAgentLearner: an ensemble of agents on one task. Each learns from its own bootstrap sample; they act by voting.
 
-Their disagreement says how much of a decision is chance: it falls where they have seen enough.
+Their disagreement estimates the uncertainty of a decision: it falls where they have seen enough.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ REWARD = "reward"
 
 @typechecked
 class MultiAgentLearner:
-    """Members by name, of any algorithms, bound to one world (`bind`, if they are not).
+    """Members by name, of any algorithms, bound to one environment (call `bind` if they are not).
 
-    With `bootstrap`, each learns from a draw with replacement of the experiences that it is given: of whole episodes where the
-    order counts, of steps for replay agents. The same seed gives the same draws.
+    With `bootstrap`, each learns from a sample with replacement of the experiences that it is given: of whole episodes
+    if the order matters, of steps for replay agents. The same seed gives the same samples.
     """
 
     def __init__(self, agents: dict[str, DistributedAgent], *, bootstrap: bool = True, seed: int = 0) -> None:
@@ -36,13 +36,13 @@ class MultiAgentLearner:
         self._metrics: dict[str, dict[str, Any]] = {}
 
     def bind(self, environment: DistributedEnvironment) -> MultiAgentLearner:
-        """Let all members meet the world to act in."""
+        """Bind all members to the environment."""
         for agent in self.agents.values():
             agent.bind(environment)
         return self
 
     def train_agents(self, experiences: Mapping[str, Steps]) -> dict[str, dict[str, Any]]:
-        """Let members learn from experiences by name; the metrics of each, with the disagreement of all on what they saw."""
+        """Train members on experiences by name; return each one's metrics and the disagreement of all."""
         for name in experiences:
             self._require(name)
         for name, steps in experiences.items():
@@ -56,8 +56,10 @@ class MultiAgentLearner:
         return {name: {**self._metrics[name], "disagreement": split} for name in experiences}
 
     def get_best_agent(self, metric: str = REWARD) -> tuple[str, DistributedAgent]:
-        """The member with the best mean return over ten episodes, or, by another metric's name, the one whose last training
-        told the largest value of it (the smallest of a loss or an error)."""
+        """Return the member with the best mean return over ten episodes, or with the best value of another metric.
+
+        Other metrics are those of its last training: the largest is best, the smallest of a loss or an error.
+        """
         if metric == REWARD:
             scores = {name: float(agent.evaluate_policy(10)["return_mean"]) for name, agent in self.agents.items()}
         else:
@@ -70,15 +72,20 @@ class MultiAgentLearner:
         return best, self.agents[best]
 
     def ensemble_predict(self, state: np.ndarray) -> Any:
-        """What the members choose together without exploring: the mean of continuous actions, the majority's choice of others,
-        of equal numbers the lowest. `state` is one observation, or several along a first axis."""
+        """Return the joint choice without exploration: the mean of continuous actions, the majority of others.
+
+        A tie goes to the lowest action. `state` is one observation, or several along a first axis.
+        """
         rows, single = self._rows(state)
         action = _combine_votes(self._votes(rows), continuous=self._continuous)
         return action[0] if single else action
 
     def disagreement(self, state: np.ndarray) -> float:
-        """How far apart the members' choices are, averaged over `state`: the share that the majority outvotes, or the deviation
-        between continuous actions."""
+        """Return how far apart the members' choices are, averaged over `state`.
+
+        For discrete actions that is the share of votes against the majority, else the standard deviation of the
+        actions.
+        """
         votes = self._votes(self._rows(state)[0])
         if self._continuous:
             return float(votes.std(axis=0).mean())
@@ -90,7 +97,7 @@ class MultiAgentLearner:
         return next(iter(self.agents.values())).spec.action.kind == "box"
 
     def _votes(self, rows: np.ndarray) -> np.ndarray:
-        """Choices [members, N, …]."""
+        """Return the members' actions [members, N, …]."""
         starts = np.ones(len(rows), bool)
         return np.stack([agent.agent.act(rows, starts, explore=False)["action"] for agent in self.agents.values()])
 
@@ -104,7 +111,7 @@ class MultiAgentLearner:
         return rows, False
 
     def _draw(self, name: str, steps: Steps) -> Steps:
-        """As many as there are, with replacement."""
+        """Return a bootstrap sample of the same size: of episodes for on-policy agents, of steps for others."""
         stream = seeding.generator(self.seed, "bootstrap", name, self._rounds)
         if self.agents[name].config.memory != "rollout":
             return [steps[row] for row in stream.integers(len(steps), size=len(steps))]
@@ -133,7 +140,7 @@ def _combine_votes(votes: np.ndarray, *, continuous: bool) -> np.ndarray:
 
 
 def _episodes(steps: Steps) -> list[list[Mapping[str, Any]]]:
-    """Steps in order, cut where an episode ended or another begins."""
+    """Split ordered steps into episodes, where one ended or another starts."""
     found: list[list[Mapping[str, Any]]] = [[]]
     for step in steps:
         last = found[-1][-1] if found[-1] else None

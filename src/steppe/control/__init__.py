@@ -1,1 +1,1 @@
-"""The outside: every operation on runs once (service.py), and the doors to them. Doors only translate."""
+"""Control of runs: every operation is defined once (service.py); REST, MCP and the command line only translate."""

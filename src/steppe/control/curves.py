@@ -1,4 +1,4 @@
-"""A run's curves in memory, built up from what is new in its store, and cut down to what a chart can show."""
+"""A run's curves in memory, extended incrementally from its store, and downsampled for charts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventRe
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
 from steppe.records.scalars import Scalars
 
-MAX_POINTS = 20_000  # kept of one series; beyond, the older ones are thinned out
+MAX_POINTS = 20_000  # per series; beyond that, older points are downsampled
 MAX_SERIES = 500
 _KINDS: dict[str, type[Report]] = {
     TRAINING: TrainingReport,
@@ -29,7 +29,7 @@ _KINDS: dict[str, type[Report]] = {
 _PAGE = 1_000
 
 Point = tuple[int, float, float | None]
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # of a series, in its order
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # of a series, in order
 
 
 class CurveColumns(NamedTuple):
@@ -56,10 +56,10 @@ class CurveColumns(NamedTuple):
 
 
 class Curves:
-    """Not for several threads at once."""
+    """The curves of one run. Not thread-safe."""
 
     def __init__(self, board: Board, most_points: int = MAX_POINTS) -> None:
-        self.cursor = 0  # number of the newest report that was taken in
+        self.cursor = 0  # number of the newest report that was read
         self._board, self._most = board, most_points
         self._scalars = Scalars()
         self._cursors = dict.fromkeys(_KINDS, 0)
@@ -71,11 +71,11 @@ class Curves:
 
     @property
     def num_points(self) -> int:
-        """Of all series, as they are kept."""
+        """Number of points in memory, over all series."""
         return sum(len(series.values) for series in self._series.values())
 
     def refresh(self) -> None:
-        """Take in what was reported since the last call, in order, a page at a time: histories are long."""
+        """Read the reports since the last call, in order, a page at a time: histories are long."""
         reports = heapq.merge(*map(self._new, _KINDS), key=itemgetter(0))
         while page := list(islice(reports, _PAGE)):
             self._take(page)
@@ -88,7 +88,7 @@ class Curves:
                 return
 
     def _take(self, reports: list[tuple[int, Report]]) -> None:
-        """Reports that bring the same curves are taken as one table: there are far more points than kinds of reports."""
+        """Add reports, those with the same curves as one table: there are far more points than kinds of reports."""
         heads: list[tuple[int, int, float]] = []
         tables: dict[tuple[str, ...], tuple[list[int], list[list[float]]]] = {}
         for number, report in reports:
@@ -115,7 +115,7 @@ class Curves:
             self._series[name] = series.take([*kept, length - 1])
 
     def points(self, name: str, since: int, most: int) -> tuple[list[Point], int]:
-        """At most so many points of a curve after a cursor, with its peaks and troughs, and how many there are."""
+        """Return at most `most` points of a curve after a cursor, including its extremes, and how many there are."""
         series = self._series.get(name)
         if series is None:
             return [], 0
@@ -129,7 +129,7 @@ class Curves:
 def _columns_by_curve(
     tables: Mapping[tuple[str, ...], tuple[list[int], list[list[float]]]],
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Each curve with the rows that it has points in, in order, and their values."""
+    """Yield each curve with the rows in which it has points, in order, and their values."""
     found: defaultdict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for names, (rows, values) in tables.items():
         at, table = np.array(rows), np.array(values, dtype=np.float64)
@@ -142,7 +142,7 @@ def _columns_by_curve(
 
 
 def downsample_extremes(values: Sequence[float], rows: range, max_points: int) -> list[int]:
-    """At most so many of the rows, in order: of equal parts of them each one's least and greatest value."""
+    """Return at most `max_points` of the rows, in order: the minimum and the maximum of each of equal parts."""
     if len(rows) <= max_points:
         return list(rows)
     parts = max(1, max_points // 2)

@@ -1,6 +1,7 @@
-"""What the service itself has to remember over its own death: operations, wishes, answers to repeated requests, the audit.
+"""The service's own persistent state: operations, desired states, answers to repeated requests, the audit log.
 
-One SQLite file beside the runs, which several services may share. What runs are and do is not in it: that is in their own stores.
+One SQLite file in the directory of the runs, which several services may share. The state of runs is not in it, but in
+their own stores.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from steppe.control.pagination import STALE_CURSOR
 from steppe.core.contracts.errors import Conflict, UsageError
 
-KEEP_S = 7 * 86_400.0  # how long answers, finished operations and audit entries are kept
+KEEP_S = 7 * 86_400.0  # retention of answers, finished operations and audit entries
 _TABLES = """
 CREATE TABLE IF NOT EXISTS operations (
     id TEXT PRIMARY KEY, run TEXT NOT NULL, pending INTEGER NOT NULL, created_s REAL NOT NULL, record TEXT NOT NULL);
@@ -38,15 +39,15 @@ CREATE TABLE IF NOT EXISTS dues (
 
 
 class Stale(Conflict):
-    """The run has changed since the caller looked at it."""
+    """The run has changed since the caller read it."""
 
 
 class KeyReused(UsageError):
-    """An idempotency key came again with another request."""
+    """An idempotency key was used again with another request."""
 
 
 class RequestedState(NamedTuple):
-    """What was asked of a run: the desired state, if anybody wanted one, its generation, and the newest operation."""
+    """What was requested of a run: the desired state, if any, its generation, and the newest operation."""
 
     desired: str | None = None
     generation: int = 1
@@ -54,24 +55,24 @@ class RequestedState(NamedTuple):
 
 
 class PendingAnswer(NamedTuple):
-    """A command on Kafka that was not answered there yet, and the operation that shows what comes of it."""
+    """A command on Kafka without an answer yet, and the operation that shows its outcome."""
 
     id: str
     operation: str
     run: str
     command: dict[str, Any]
-    waits: bool = False  # whether it is still to be published, when a broker answers
+    waits: bool = False  # whether it must still be published, once a broker answers
 
 
 class ControlDatabase:
-    """May be used by several threads; every write is on the disk when it returns."""
+    """Thread-safe; every write is on disk when the call returns."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = directory / "control.sqlite"
         with contextlib.suppress(
             FileExistsError
-        ):  # not opened: closing it would drop locks that this process holds on it
+        ):  # mknod instead of open: closing the file would drop this process's SQLite locks on it
             os.mknod(path, stat.S_IFREG | 0o600)
         self._lock = threading.RLock()
         self._database = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
@@ -84,13 +85,13 @@ class ControlDatabase:
             self._database.close()
 
     def forget(self, before_s: float) -> None:
-        """Drop what is older, but nothing that is still under way."""
+        """Delete older entries, except pending operations."""
         self._run("DELETE FROM operations WHERE pending = 0 AND created_s < ?", before_s)
         self._run("DELETE FROM answers WHERE created_s < ?", before_s)
         self._run("DELETE FROM audit WHERE time_s < ?", before_s)
 
     def save_operation(self, record: dict[str, Any]) -> None:
-        """Write down what has become of an operation."""
+        """Store the current state of an operation."""
         values = (record["id"], record["run"], record["state"] == "pending", record["created_s"], json.dumps(record))
         self._run("INSERT OR REPLACE INTO operations VALUES (?, ?, ?, ?, ?)", *values)
 
@@ -101,7 +102,10 @@ class ControlDatabase:
     def operations(
         self, run: str | None = None, *, pending: bool = False, limit: int = 100, after: str | None = None
     ) -> list[dict[str, Any]]:
-        """Newest first, of one run or of all; after the operation of an id. UsageError when there is none of that id."""
+        """Return operations of one run or of all, newest first, after the operation with the id `after`.
+
+        Raises UsageError if there is no operation with that id.
+        """
         before: tuple[float, str] = (float("inf"), "")
         if after is not None:
             rows = self._run("SELECT created_s, id FROM operations WHERE id = ?", after)
@@ -113,25 +117,25 @@ class ControlDatabase:
         return [json.loads(text) for (text,) in self._run(query, run, run, int(pending), *before, limit)]
 
     def desired_state(self, run: str) -> tuple[str | None, int]:
-        """The desired state, if anybody asked for one, and the run's generation."""
+        """Return the desired state, if one was requested, and the run's generation."""
         rows = self._run("SELECT desired, generation FROM wishes WHERE run = ?", run)
         return (rows[0][0] or None, rows[0][1]) if rows else (None, 1)
 
     def asked(self) -> dict[str, RequestedState]:
-        """Of every run that anything was asked of."""
+        """Return the requested state of every run that received a request."""
         wishes = {row[0]: row[1:] for row in self._run("SELECT run, desired, generation FROM wishes")}
         newest = dict(self._run("SELECT run, id FROM (SELECT run, id, MAX(created_s) FROM operations GROUP BY run)"))
         known = ((run, *wishes.get(run, ("", 1))) for run in {*wishes, *newest})
         return {run: RequestedState(desired or None, generation, newest.get(run)) for run, desired, generation in known}
 
     def require(self, run: str, expected: int | None) -> None:
-        """Stale unless the run's generation is the `expected` one, if one is."""
+        """Raise Stale unless the run's generation is `expected`, if that is given."""
         _, generation = self.desired_state(run)
         if expected is not None and expected != generation:
             raise Stale(f"{run} is at generation {generation}, not {expected}: look at it again before changing it")
 
     def change(self, run: str, desired: str | None, expected: int | None) -> int:
-        """Accept a change: the next generation, if the run's is the `expected` one; Stale otherwise."""
+        """Accept a change and return the next generation; raises Stale unless the run's generation is `expected`."""
         with self._alone():
             self.require(run, expected)
             before, generation = self.desired_state(run)
@@ -145,21 +149,21 @@ class ControlDatabase:
         self._run("DELETE FROM dues WHERE run = ?", run)
 
     def save_pending_answer(self, due: PendingAnswer) -> None:
-        """Write down that a command is to be answered on Kafka."""
+        """Store that a command must be answered on Kafka."""
         values = (due.id, due.operation, due.run, json.dumps(due.command), due.waits)
         self._run("INSERT OR REPLACE INTO dues VALUES (?, ?, ?, ?, ?)", *values)
 
     def delete_pending_answer(self, identity: str) -> None:
-        """A command was answered, or none is on Kafka."""
+        """Delete a pending answer: it was sent, or the command was never published."""
         self._run("DELETE FROM dues WHERE id = ?", identity)
 
     def pending_answers(self) -> list[PendingAnswer]:
-        """The commands that are still to be answered, oldest first."""
+        """Return the commands that must still be answered, oldest first."""
         rows = self._run("SELECT id, operation, run, command, waits FROM dues ORDER BY rowid")
         return [PendingAnswer(row[0], row[1], row[2], json.loads(row[3]), bool(row[4])) for row in rows]
 
     def claim_idempotency_key(self, key: str, request: str) -> dict[str, Any] | None:
-        """The answer that this request got before; None when it is to be carried out now."""
+        """Return the answer that this request got before; None if the caller must execute it now."""
         with self._alone():
             rows = self._run("SELECT request, answer FROM answers WHERE key = ?", key)
             if not rows:
@@ -173,23 +177,23 @@ class ControlDatabase:
             return answer
 
     def save_answer(self, key: str, answer: dict[str, Any] | None) -> None:
-        """What the request got; with None it was not carried out and may come again."""
+        """Store the answer of a request; with None it was not executed and may be repeated."""
         if answer is None:
             self._run("DELETE FROM answers WHERE key = ?", key)
         else:
             self._run("UPDATE answers SET answer = ? WHERE key = ?", json.dumps(answer), key)
 
     def delete_unfinished_answers(self) -> None:
-        """At the start of a service: what its predecessor was doing when it died may be asked for again."""
+        """Call at the start of a service: requests that its predecessor did not finish may be repeated."""
         self._run("DELETE FROM answers WHERE answer IS NULL")
 
     def audit(self, who: str, scope: str, operation: str, run: str | None, outcome: str) -> None:
-        """Write down who did what."""
+        """Add an entry to the audit log."""
         query = "INSERT INTO audit (time_s, who, scope, operation, run, outcome) VALUES (?, ?, ?, ?, ?, ?)"
         self._run(query, time.time(), who, scope, operation, run, outcome[:500])
 
     def audit_entries(self, limit: int, after: str | None = None) -> list[dict[str, Any]]:
-        """Newest first, after the entry of a number."""
+        """Return entries, newest first, after the entry with the number `after`."""
         if after is not None and not (after.isdigit() and len(after) < 19):
             raise UsageError(STALE_CURSOR)
         names = ("number", "time_s", "who", "scope", "operation", "run", "outcome")
@@ -199,13 +203,13 @@ class ControlDatabase:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Read and write with nobody in between, not even another process (`steppe mcp` beside `steppe serve`)."""
+        """Read and write atomically, also against other processes (`steppe mcp` in parallel with `steppe serve`)."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
             finally:
-                self._database.execute("COMMIT")  # also after a refusal, which has written nothing
+                self._database.execute("COMMIT")  # also after an error, which has written nothing
 
     def _run(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -213,7 +217,7 @@ class ControlDatabase:
 
 
 def new_operation(kind: str, run: str, issuer: str, *, settled_by: str = "run", **details: Any) -> dict[str, Any]:
-    """The record of an operation that begins now (model.Operation); `Ledger.keep_operation` writes it down."""
+    """Return the record of a new operation (models.Operation); `ControlDatabase.save_operation` stores it."""
     return {
         "id": uuid.uuid4().hex,
         "kind": kind,

@@ -1,4 +1,4 @@
-"""What errors are to callers: a status, a short word for machines, and a sentence that gives nothing of this machine away."""
+"""Map exceptions to HTTP status, machine-readable code and a detail that discloses nothing about this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATUS: dict[type[SteppeError], int] = {
 
 
 def to_problem(error: SteppeError) -> tuple[int, str, str]:
-    """Status, code and detail."""
+    """Return status, code and detail of the problem response."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     code = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(error).__name__).lstrip("_")
     if status < 500 or isinstance(error, Unreachable):

@@ -1,4 +1,4 @@
-"""Whether an operation is finished: seen in the run's own store, so that it does not matter who asked, or when."""
+"""Determine whether an operation is finished from the run's own store, independent of the caller and the time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from steppe.records.store import HEARTBEAT_EXPIRED, LOST, PAUSED, PENDING, RUNNI
 from steppe.records.view import ENDED
 
 Record = dict[str, Any]
-_RECENT_REPORTS = 2_000  # records that hold more than READY_S of reports
-DEADLINE_S = 60.0  # how long an operation may take that does not say otherwise
-READY_S = 6.0  # an actor that reported no longer ago than this is there
+_RECENT_REPORTS = 2_000  # enough records to cover more than READY_S of reports
+DEADLINE_S = 60.0  # default time limit of an operation
+READY_S = 6.0  # an actor whose last report is at most this old is ready
 
 
 def refresh_operation(record: Record, run: RunDirectory) -> Record:
-    """The operation as it is now."""
+    """Return the operation in its current state."""
     status = run.store.status()
     verdict = _OUTCOME_CHECKS.get(record["kind"], _acknowledged_outcome)(record, run, status)
-    rests = record["kind"] == SET and status.state == PAUSED  # workers take values over with the next weights
+    rests = record["kind"] == SET and status.state == PAUSED  # paused workers apply values with the next weights
     deadline_s = record["details"].get("deadline_s", DEADLINE_S)
     if verdict is None and not rests and time.time() - record["created_s"] > deadline_s:
         if record["kind"] in ("stop", "kill"):
@@ -75,7 +75,7 @@ def _scale_outcome(record: Record, run: RunDirectory, status: Status) -> Operati
 
 
 def _acknowledged_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
-    """Whether whoever carries the command out has said so."""
+    """Return the outcome that the executor of the command reported, or that follows from the run's end."""
     for _, event in run.store.read(EVENTS, record["details"].get("number", 0)):
         details = event.get("details", {})
         if event.get("kind") == "command" and details.get("id") == record["id"]:
@@ -102,18 +102,18 @@ def _ended_outcome(status: Status) -> OperationOutcome:
 
 
 def _has_ended(status: Status) -> bool:
-    """Whether nothing more is to come. A process that is silent may only be short of processor time: the deadline decides."""
+    """Return whether the run is over. A silent process may only lack CPU time: the deadline decides about it."""
     return status.state in ENDED and status.reason != HEARTBEAT_EXPIRED
 
 
 def _kill_overdue(record: Record, status: Status) -> Record:
-    """A run that does not stop in time is killed, and the next look finds it ended."""
+    """Kill a run that did not stop in time; the next refresh finds it ended."""
     process_host.kill_run_processes(status)
     return record | {"details": record["details"] | {"escalated": True}}
 
 
 def ready_actors(run: RunDirectory) -> int:
-    """Actors that report that they run."""
+    """Return the number of actors that report to be running."""
     newest: dict[int, tuple[str, float]] = {}
     after = max(0, run.store.newest(ACTORS) - _RECENT_REPORTS)
     for _, report in run.store.read(ACTORS, after):

@@ -1,4 +1,4 @@
-"""Lists a page at a time: every list has a limit, and a cursor that is the last item of the page before."""
+"""Pagination: every list has a limit, and a cursor that names the last item of the previous page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ STALE_CURSOR = "what the cursor names is not in the list any more: begin again w
 def paginate(
     items: Sequence[Item], name: Callable[[Item], str], limit: int | None, after: str | None
 ) -> tuple[list[Item], str | None]:
-    """The items after the one of a name, at most `limit` of them, and the cursor for the rest; None when that was all.
+    """Return at most `limit` items after the item named `after`, and the cursor of the next page, or None at the end.
 
-    UsageError when there is no item of that name any more.
+    Raises UsageError if there is no item of that name any more.
     """
     begin = 0
     if after is not None:

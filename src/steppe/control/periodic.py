@@ -1,4 +1,4 @@
-"""Work that is done again and again beside the service, in a thread of its own."""
+"""Background work of the service: a thread that repeats tasks at an interval."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from steppe.core.contracts.errors import SteppeError
 
 
 class PeriodicTask:
-    """Does all of `works` every `every_s` seconds, between `start` and `stop`."""
+    """Runs all of `works` every `every_s` seconds, between `start` and `stop`."""
 
     required_for_readiness = False  # whether the service is not ready while this fails
 
     def __init__(self, name: str, every_s: float, *works: Callable[[], None]) -> None:
         self.failures = 0
-        self.trouble: str | None = None  # why the last attempt of a work failed; None when none did
+        self.trouble: str | None = None  # why a task failed in the last round; None if none did
         self._every_s, self._tasks = every_s, works
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -25,7 +25,7 @@ class PeriodicTask:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, also if it was never started."""
+        """Stop the thread, also if it was never started."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -36,7 +36,7 @@ class PeriodicTask:
             self.trouble = next((trouble for trouble in troubles if trouble is not None), None)
 
     def _try_task(self, work: Callable[[], None]) -> str | None:
-        """One run that cannot be read must not end the care for the others: the next time tries again."""
+        """Run one task and return its error, if any. A failure must not stop the other tasks; it is retried."""
         try:
             work()
         except (SteppeError, OSError, ValueError, KeyError) as error:

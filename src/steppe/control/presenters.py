@@ -1,4 +1,4 @@
-"""From what runs recorded to what the doors say of them."""
+"""Convert the records of runs to the API's response models."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from steppe.records.run_directory import RunDirectory, RunInfo
 from steppe.records.store import NO_OWNER, PAUSED, PENDING
 from steppe.records.view import DIAGNOSIS_S, ENDED, RunView, time_shares_of
 
-_TEXT = 2_000  # characters of untrusted text that are passed on
+_TEXT = 2_000  # maximum characters of untrusted text in a response
 
 
 def present_run(info: RunInfo, view: RunView | None, asked: RequestedState) -> models.Run:
-    """One line of the list."""
+    """Return one entry of the run list."""
     status = info.status if view is None else view.status
     return models.Run(
         id=info.path.name,
@@ -70,7 +70,7 @@ def _present_progress(view: RunView) -> models.RunProgress:
 
 
 def _progress_from_summary(info: RunInfo) -> models.RunProgress:
-    """From a run's summary; one that was stopped has no final evaluation, and keeps its last one."""
+    """Return the progress from a run's summary; a stopped run has no final evaluation and shows its last one."""
     names = ("env_steps", "updates", "version", "train_return_mean", "eval_return_mean", "steps_per_s")
     known = {name: value for name in names if (value := (info.summary or {}).get(name)) is not None}
     if "eval_return_mean" not in known:
@@ -81,7 +81,7 @@ def _progress_from_summary(info: RunInfo) -> models.RunProgress:
 
 
 def max_scalable_actors(config: RunConfig) -> int:
-    """How many actors a run has room for; 0 where their number cannot change."""
+    """Return the maximum number of actors of a run; 0 if their number cannot change."""
     if config.mode != "async" or config.runtime not in ("processes", "kafka"):
         return 0
     return config.flow.max_actors or config.actors
@@ -114,7 +114,7 @@ def present_actors(view: RunView) -> models.Actors:
 
 
 def _actor_state(report: ActorReport, desired: int, now: float) -> str:
-    """An actor that was scaled away is stopped; one that should be there and says nothing is silent."""
+    """Return `stopped` for an actor that was scaled away, `silent` for one that should report and does not."""
     if now - report.time_s < READY_S or report.state == "stopped":
         return report.state
     return "stopped" if report.actor >= desired else "silent"
@@ -135,7 +135,10 @@ def present_algorithm(name: str) -> models.Algorithm:
 def present_hyperparameters(
     kind: type[AgentConfig], values: Mapping[str, Any], live: Iterable[str] | None = None
 ) -> list[models.Hyperparameter]:
-    """With their ranges, and when a change takes effect; `live` are a run's, the algorithm's if absent."""
+    """Return hyperparameters with their ranges and when a change takes effect.
+
+    `live` has the run's names that can change while it runs; default: the algorithm's.
+    """
     now = set(kind.live if live is None else live)
     schemas = kind.model_json_schema()["properties"]
     return [
@@ -164,7 +167,7 @@ def present_effects(before: Mapping[str, Any], after: Mapping[str, Any], live: I
 
 
 def measured_numbers(measured: TimeShares) -> dict[str, float]:
-    """What a diagnosis rests on."""
+    """Return the measured numbers that a diagnosis is based on."""
     told = {name: value for name, value in asdict(measured).items() if isinstance(value, int | float)}
     return {name: round(float(value), 4) for name, value in told.items() if not isinstance(told[name], bool)}
 
@@ -191,7 +194,7 @@ def present_checkpoint(info: CheckpointInfo) -> models.CheckpointState:
         updates=counters.get("updates"),
         version=counters.get("version"),
         score=finite_or_none(counters.get("score")),
-        damage=None if info.damage is None else "damaged",  # the words name paths of this machine
+        damage=None if info.damage is None else "damaged",  # the full message contains paths of this machine
     )
 
 
@@ -231,7 +234,7 @@ def finite_or_none(value: float | None) -> float | None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Values of a record as JSON has them, long texts cut."""
+    """Convert the values of a record to JSON types and truncate long texts."""
     if isinstance(value, float):
         return finite_or_none(value)
     if isinstance(value, str):

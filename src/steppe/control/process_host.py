@@ -1,4 +1,4 @@
-"""The process of a run that the service started: of its own session, so that it outlives the service."""
+"""The process of a run that the service started: it has its own session, so that it outlives the service."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _BOOTSTRAP_CODE = "from steppe.control.process_host import main; main()"
 
 
 def start_run_process(directory: RunDirectory, kafka: KafkaConfig | None = None) -> subprocess.Popen[bytes]:
-    """Start or go on with a run in a process of its own, which begins when the store says that the run is its.
+    """Start or resume a run in its own process, which begins once the store names it as the run's owner.
 
-    A run over Kafka goes by the brokers `kafka`, which may have moved since it was made. Conflict when somebody else, perhaps another service, is about to do the same.
+    A run over Kafka uses the brokers `kafka`, which may have moved since the run was created. Raises Conflict if
+    another process, perhaps another service, is starting the run.
     """
     brokers = kafka.address if kafka is not None and directory.config().runtime == "kafka" else None
     directory.acquire()
     try:
-        earlier = directory.store.newest(COMMANDS)  # whatever is asked of it from now on is for the life that begins
+        earlier = directory.store.newest(COMMANDS)  # later commands are for the attempt that starts now
         process = _spawn_if_free(directory)
     finally:
         directory.release()
@@ -51,7 +52,7 @@ def _spawn_if_free(directory: RunDirectory) -> subprocess.Popen[bytes]:
     logs.mkdir(exist_ok=True)
     environ = os.environ | {"STEPPE_RUNS": str(directory.path.resolve().parent)}
     with (logs / f"{SUPERVISOR_LOG}.log").open("ab") as log:
-        # -P: a file of the current directory must not stand in for one of ours.
+        # -P: a file in the current directory must not shadow an installed module.
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOTSTRAP_CODE],
             stdin=subprocess.PIPE,
@@ -66,14 +67,14 @@ def _spawn_if_free(directory: RunDirectory) -> subprocess.Popen[bytes]:
 
 
 def log_sources(logs: Path) -> list[str]:
-    """Whose logs there are. Symbolic links are passed over: they could lead anywhere on this machine."""
+    """Return the names of a run's logs. Symbolic links are skipped: they could lead anywhere on this machine."""
     if logs.is_symlink() or not logs.is_dir():
         return []
     return sorted(path.stem for path in logs.glob("*.log") if path.is_file() and not path.is_symlink())
 
 
 def read_log(path: Path, after: int, most: int) -> bytes:
-    """A part of a log, which must not be a symbolic link."""
+    """Return up to `most` bytes of a log from offset `after`; the log must not be a symbolic link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -84,11 +85,11 @@ def read_log(path: Path, after: int, most: int) -> bytes:
 
 
 def kill_run_processes(status: Status) -> None:
-    """End a run's processes at once. `status` must be fresh: its pid was just seen to be the owner's."""
+    """Kill a run's processes at once. `status` must be fresh: its pid must still be the owner's."""
     if not status.pid or not (status.state in LIVE or status.state == PENDING):
         return
     try:
-        leads = os.getpgid(status.pid) == status.pid  # so it is with runs that were started here
+        leads = os.getpgid(status.pid) == status.pid  # true for runs that were started here
         (os.killpg if leads else os.kill)(status.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
@@ -101,20 +102,20 @@ def remove_stale_shared_memory() -> None:
 
 
 def main() -> None:
-    """Run to its end what the parent names on standard input."""
+    """Run the run that the parent names on standard input to its end."""
     order = sys.stdin.buffer.read()
     if not order:
-        sys.exit(1)  # the service died before it could say
+        sys.exit(1)  # the service died before it sent the request
     told = json.loads(order)
-    sys.path.append(os.getcwd())  # where modules that the service was told to allow may be
+    sys.path.append(os.getcwd())  # modules that the service allows may be there
     directory = RunDirectory(Path(told["path"]))
-    with directory.store.heartbeats():  # from the first moment on: imports take their time on a busy machine
+    with directory.store.heartbeats():  # before the imports: they take long on a busy machine
         result = _train(directory, told)
     print(f"{directory.id} ended {result.summary['state']} ({result.summary.get('reason')})", flush=True)
 
 
 def _train(directory: RunDirectory, told: dict[str, Any]) -> RunResult:
-    """Train to the end; a run that cannot begin says why."""
+    """Train to the end; record the reason of a run that cannot start."""
     try:
         from steppe.training.resume import resume_directory
 
@@ -129,7 +130,7 @@ def _train(directory: RunDirectory, told: dict[str, Any]) -> RunResult:
 
 
 def _set_failed(directory: RunDirectory, message: str) -> None:
-    """A run that could not begin says why."""
+    """Mark a run that could not start as FAILED, with the reason."""
     status = directory.store.status()
     if status.state == PENDING or status.live:
         directory.store.set_status(FAILED, "cannot_start", message)

@@ -1,6 +1,6 @@
-"""Runs as this process knows them: pictures and curves that are built up once and then kept up to date.
+"""Cache of runs: views and curves that are built once and then kept up to date.
 
-Each run has locks of its own, so that a long history being read for the first time holds up nobody who looks at another run.
+Each run has its own locks, so that reading a long history for the first time blocks no reader of another run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from steppe.records.run_directory import RECORD, STORE, SUMMARY, RunDirectory, R
 from steppe.records.store import FAILED, NO_OWNER, PENDING, STOPPED, SUCCEEDED
 from steppe.records.view import RunView
 
-MAX_CACHED_RUNS = 64  # runs whose curves and pictures stay in memory
+MAX_CACHED_RUNS = 64  # runs whose curves and views stay in memory
 MAX_TOTAL_POINTS = 8_000_000  # of all their curves together, at 32 bytes each
-_FINAL_STATES = (SUCCEEDED, FAILED, STOPPED)  # what only a new writer changes
+_FINAL_STATES = (SUCCEEDED, FAILED, STOPPED)  # states that only a new writer changes
 _FILES = (RECORD, STORE, f"{STORE}-wal", SUMMARY)
 
 _FileStamp = tuple[int, int] | None
@@ -26,11 +26,11 @@ _FileStamps = tuple[_FileStamp, ...]
 
 
 class CachedRun:
-    """One run. What `view` and `curves` give is up to date, and the caller's alone until he leaves."""
+    """One run. `view` and `curves` yield up-to-date objects, which the caller holds exclusively until it exits."""
 
     def __init__(self, directory: RunDirectory, mark: _FileStamp = None) -> None:
-        self.mark = mark  # of the file that says what run this is
-        self.num_points = 0  # that its curves take up
+        self.mark = mark  # stamp of the file that identifies the run
+        self.num_points = 0  # in its curves
         self._directory = directory
         self._view: RunView | None = None
         self._curves: Curves | None = None
@@ -55,19 +55,17 @@ class CachedRun:
 
 
 class RunCache:
-    """The runs that were looked at lately, and the lines of those that have ended. May be used by several threads."""
+    """The runs that were read lately, and the infos of those that have ended. Thread-safe."""
 
     def __init__(self, most: int = MAX_CACHED_RUNS, most_points: int = MAX_TOTAL_POINTS) -> None:
         self._most, self._most_points = most, most_points
         self._lock = threading.Lock()
         self._runs: dict[str, CachedRun] = {}
         self._lines: dict[str, tuple[_FileStamps, RunInfo]] = {}
-        self._open: dict[
-            str, tuple[_FileStamp, RunDirectory]
-        ] = {}  # runs that go on, whose stores need not be opened anew
+        self._open: dict[str, tuple[_FileStamp, RunDirectory]] = {}  # live runs, whose stores stay open
 
     def of(self, path: Path) -> CachedRun:
-        """A run; another one if what it is has changed, or there is now another run of that name."""
+        """Return the cached run; a new one if its record changed or another run has the name now."""
         mark = _file_stamp(f"{path}/{RECORD}")
         with self._lock:
             found = self._runs.pop(path.name, None)
@@ -82,7 +80,7 @@ class RunCache:
         return sum(run.num_points for run in self._runs.values())
 
     def info(self, path: Path) -> RunInfo:
-        """The line of a run, read again only if its files have changed: most runs of a long list have ended."""
+        """Return the info of a run, read again only if its files changed: most runs of a long list have ended."""
         marks = tuple(_file_stamp(f"{path}/{name}") for name in _FILES)
         with self._lock:
             before, opened = self._lines.get(path.name), self._open.get(path.name)

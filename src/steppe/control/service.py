@@ -1,8 +1,9 @@
-"""Every operation on runs, once. REST, WebSocket, MCP and the command line only translate.
+"""Every operation on runs, defined once. REST, WebSocket, MCP and the command line only translate.
 
-Runs live in processes of their own session and say everything in their own stores; the service reads those, posts
-commands there, and keeps in its ledger only what was asked of it. Killed and started again, it goes on where it was.
-With brokers, runs are carried by Kafka: their supervisors keep the stores what the topics say, so nothing here differs.
+Runs are processes with their own sessions and report everything in their own stores. The service reads those stores,
+posts commands there, and keeps only the requests that it accepted in its database. After a crash and restart it
+continues where it was. With brokers, runs use Kafka: their supervisors keep the stores equal to the topics, so nothing
+differs here.
 """
 
 from __future__ import annotations
@@ -52,42 +53,42 @@ from steppe.transport.kafka.client import KafkaConnection
 
 SCOPES = ("read", "control", "admin")
 API = "v1"
-PRIVATE = ".control"  # in the folder of the runs
-STOP_S = 30.0  # how long a run has to stop in good order before it is killed
-BROKER_TIMEOUT_S = 2.0  # how long brokers have to answer a probe
-KAFKA_ISSUER_PREFIX = "kafka:"  # how the name of an issuer begins whose command came over Kafka
+PRIVATE = ".control"  # in the directory of the runs
+STOP_S = 30.0  # time for a run to stop in order before it is killed
+BROKER_TIMEOUT_S = 2.0  # time for brokers to answer a probe
+KAFKA_ISSUER_PREFIX = "kafka:"  # prefix of issuers whose command came over Kafka
 _PAGE = 1_000
 _HIDDEN_KEYS = (
     "run_dir",
     *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")),
-)  # not told
+)  # not returned to callers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Publisher(Protocol):
-    """Lets others see what is asked of runs (control/backends/publisher.py)."""
+    """Publishes the commands that runs receive (control/backends/publisher.py)."""
 
     def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
-        """Publish a command that is about to be carried out; Unreachable where that cannot be done."""
+        """Publish a command before it is executed; raises Unreachable if no broker acknowledges it."""
 
     def refuse(self, directory: RunDirectory, command: Mapping[str, Any], reason: str) -> None:
-        """Publish that it could not be."""
+        """Publish that the command could not be executed."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What strangers may ask of this machine."""
+    """Limits of what callers may request from this machine."""
 
     actors: int = 16
     live_runs: int = 8
     envs: int = 4_096
     stop_s: float = STOP_S
-    modules: tuple[str, ...] = ()  # `module:Id` environments that are allowed besides the registered ones
+    modules: tuple[str, ...] = ()  # `module:Id` environments that are allowed in addition to the registered ones
 
 
 def operation(scope: str) -> Callable[[Method], Method]:
-    """Mark a method as an operation that every door offers, and who may call it."""
+    """Mark a method as an operation that every interface offers, and set the scope that it needs."""
 
     def mark(method: Method) -> Method:
         method.scope = scope  # type: ignore[attr-defined]
@@ -97,10 +98,10 @@ def operation(scope: str) -> Callable[[Method], Method]:
 
 
 class Service:
-    """May be used by several threads. `tend` is to be called about twice a second."""
+    """Operations on the runs of this machine. Thread-safe. Call `reconcile` about twice a second."""
 
     def __init__(self, bounds: Bounds | None = None, kafka: KafkaConfig | None = None) -> None:
-        """With `kafka`, runs go through those brokers; Unreachable when none answers."""
+        """With `kafka`, runs use those brokers; raises Unreachable if none answers."""
         self.bounds, self.kafka = bounds or Bounds(), kafka
         if kafka is not None:
             KafkaConnection(kafka, "").fetch_metadata()
@@ -116,14 +117,14 @@ class Service:
 
     @property
     def private(self) -> Path:
-        """Where the service keeps its own things."""
+        """Directory of the service's own files."""
         return self.root / PRIVATE
 
     def close(self) -> None:
-        """Let go; runs go on."""
+        """Release resources; runs continue."""
         self.ledger.close()
         for child in self._children.values():
-            child.returncode = child.poll() or 0  # theirs is not our end: no warning that they are still running
+            child.returncode = child.poll() or 0  # no ResourceWarning for runs that continue without us
 
     @operation("read")
     def get_version(self) -> models.Version:
@@ -373,7 +374,7 @@ class Service:
     def get_events(self, run: str, after: int = 0, limit: int = 200) -> models.Events:
         """What happened to the run, after a cursor: commands, faults, restarts, checkpoints."""
         store, found = self._directory(run).store, list[models.Event]()
-        while len(found) < limit and (page := store.read(EVENTS, after, _PAGE)):  # spans are not told: page past them
+        while len(found) < limit and (page := store.read(EVENTS, after, _PAGE)):  # spans are omitted: page past them
             for number, record in page:
                 after = number
                 if record.get("kind") != "span":
@@ -429,11 +430,11 @@ class Service:
         return models.Audit(entries=entries, next=str(numbers[limit - 1]) if len(rows) > limit else None)
 
     def run_view(self, run: str) -> AbstractContextManager[RunView]:
-        """A run as it is now, the caller's alone until he leaves."""
+        """Return a context manager with the run's current view, which the caller holds exclusively until it exits."""
         return self._cached_run(run).view()
 
     def reconcile(self) -> None:
-        """Look after operations under way: finish them, and kill what did not stop in time."""
+        """Finish pending operations, kill runs that did not stop in time, and reap ended processes."""
         for record in self.ledger.operations(pending=True, limit=1_000):
             self._refreshed_operation(record)
         with self._lock:
@@ -451,7 +452,7 @@ class Service:
         return self._refreshed_operation(record)
 
     def _start_new(self, directory: RunDirectory, issuer: str) -> None:
-        """Start a run that was just made; where it cannot be asked for, there is no such run."""
+        """Start a run that was just created; remove it if the start command cannot be published."""
         try:
             self._start(directory, issuer, None)
         except Unreachable:
@@ -463,9 +464,9 @@ class Service:
     def _published(
         self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
     ) -> Iterator[dict[str, Any]]:
-        """The command of an operation, which is carried out inside; published before, if others are to see it.
+        """Yield the command of an operation, which the caller executes inside; with a publisher, publish it first.
 
-        Unreachable or Stale, and nothing was done, where it cannot be published or is for another generation.
+        Raises Unreachable or Stale, with nothing changed, if it cannot be published or expects another generation.
         """
         command = to_command(record)
         known = record["issuer"].startswith(KAFKA_ISSUER_PREFIX)
@@ -492,7 +493,7 @@ class Service:
         deadline_s: float = DEADLINE_S,
         **values: Any,
     ) -> models.Operation:
-        """Post a command to a run that is in one of the states `of`; with None, to any that has not ended."""
+        """Post a command to a run in one of `allowed_states`; with None, to any run that has not ended."""
         directory = self._directory(run)
         with self._lock:
             status = directory.store.status()
@@ -503,7 +504,7 @@ class Service:
             record = new_operation(word, run, issuer, deadline_s=deadline_s, **values)
             with self._sent(directory, record, expected) as command:
                 self.ledger.change(run, desired, expected)
-                self.ledger.save_operation(record)  # before anybody can carry it out
+                self.ledger.save_operation(record)  # before any process can execute it
                 record["details"]["number"] = directory.store.post(COMMANDS, command)
                 self.ledger.save_operation(record)
             return self._refreshed_operation(record)
@@ -511,16 +512,16 @@ class Service:
     def _sent(
         self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
     ) -> AbstractContextManager[dict[str, Any]]:
-        """The command of an operation, which goes into the run's store inside; others see it as with `_published`."""
+        """Yield the command of an operation, which the caller posts to the run's store inside; see `_published`."""
         return self._published(directory, record, expected)
 
     def _refreshed_operation(self, record: dict[str, Any]) -> models.Operation:
-        """An operation as it is now."""
+        """Return an operation in its current state."""
         if record["state"] == "pending":
             with self._lock:
                 child = self._children.get(record["run"])
                 if child is not None:
-                    child.poll()  # a zombie would pass for a process
+                    child.poll()  # reap it: a zombie would be taken for a running process
                 try:
                     changed = refresh_operation(record, self._directory(record["run"]))
                 except RunNotFound:
@@ -563,7 +564,7 @@ class Service:
         return resolved.config, resolved.sources
 
     def _runtimes(self) -> list[str]:
-        """Where roles can live here: what is installed, and kafka with brokers."""
+        """Return the runtimes that are available here: installed ones, and kafka if there are brokers."""
         found = ["inline", "processes"]
         if importlib.util.find_spec("mpi4py") is not None and _has_mpiexec():
             found.append("mpi")
@@ -572,14 +573,14 @@ class Service:
         return [*found, "kafka"] if self.kafka is not None else found
 
     def _carried(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What the service decides for a request: where roles live if that says nothing, and how they reach brokers."""
+        """Return the settings that the service decides: the default runtime, and the brokers' connection settings."""
         runtime = settings.get("runtime")
         if (
             runtime is None
             and self.kafka is not None
             and resolve_config(("request", settings)).config.mode != "workers"
         ):
-            runtime = "kafka"  # workers share memory
+            runtime = "kafka"  # not for mode workers, which shares memory
         if runtime != "kafka":
             return {}
         if self.kafka is None:
@@ -607,7 +608,7 @@ class Service:
         return path
 
     def _is_run(self, path: Path) -> bool:
-        """A name that nothing can be hidden in, of a directory that lies here."""
+        """Return whether the path is a run directly under the root, with a safe name and no symbolic link."""
         named = re.fullmatch(models.RUN_ID, path.name) is not None and path.parent == self.root
         return named and not os.path.islink(path) and os.path.exists(f"{path}/{RECORD}")
 
@@ -619,12 +620,12 @@ class Service:
         return sorted(found, key=lambda info: info.created_s, reverse=True)
 
     def _line(self, info: RunInfo, asked: RequestedState) -> models.Run:
-        """One line of the list, from the picture of a run that goes on or that ended without a summary."""
+        """Return one entry of the run list, from the view of a run that is live or ended without a summary."""
         if not info.damage and (info.summary is None or info.status.live):
             with contextlib.suppress(DamagedFile, RunNotFound), self._known.of(info.path).view() as view:
                 return presenters.present_run(info, view, asked)
         before = self._lines.get(info.path.name)
-        if before is None or before[0] is not info or before[1] != asked:  # the same line is not made again and again
+        if before is None or before[0] is not info or before[1] != asked:  # reuse an unchanged entry
             before = self._lines[info.path.name] = (info, asked, presenters.present_run(info, None, asked))
         return before[2]
 
@@ -640,7 +641,7 @@ def _has_mpiexec() -> bool:
 
 
 def to_command(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The command of an operation, as it goes to a run: it expires when the operation fails for want of an answer."""
+    """Return the command of an operation; it expires when the operation would time out."""
     details = record["details"]
     expires_s = record["created_s"] + details.get("deadline_s", DEADLINE_S)
     about = {"command": record["kind"], "id": record["id"], "issuer": record["issuer"], "time_s": record["created_s"]}
@@ -649,6 +650,6 @@ def to_command(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def operations() -> dict[str, str]:
-    """Every operation's name and the scope it needs."""
+    """Return every operation's name and the scope that it needs."""
     found = {name: getattr(method, "scope", None) for name, method in vars(Service).items()}
     return {name: scope for name, scope in found.items() if scope is not None}

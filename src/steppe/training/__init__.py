@@ -1,1 +1,1 @@
-"""Building a plan, running it, stopping it: MainLoop and the parts that users compose."""
+"""Build a plan, launch it, supervise it and finish it: MainLoop and the parts that users compose."""

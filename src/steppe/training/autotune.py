@@ -1,7 +1,8 @@
-"""`--actors auto`, `--envs auto`: numbers for this machine, this world and this algorithm, from a few seconds of trying.
+"""`--actors auto`, `--envs auto`: measure for a few seconds and choose numbers for this machine and this run.
 
-The smallest number of environments that comes near the best pace, and as many actors as keep the learner busy and the cores
-can carry. What was chosen becomes part of the run's configuration: resuming or repeating the run does not calibrate again.
+Choose the smallest number of environments whose throughput is near the best, and as many actors as keep the learner
+busy and have cores. The choice becomes part of the run's configuration: resuming or repeating the run does not measure
+again.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import segment_spec
 
 TRIAL_S = 0.15  # for collecting, and again for learning, with each number of environments
-TRIES = 3  # of collecting, in that time: what else the machine does slows down some of them
-MAX_LEARNING_S = 20 * TRIAL_S  # for learning, however slow it is
-NEAR_BEST_SHARE = 0.9  # of the best pace is good enough
+TRIES = 3  # collecting trials within that time: other load on the machine slows some of them down
+MAX_LEARNING_S = 20 * TRIAL_S  # upper limit for learning, however slow it is
+NEAR_BEST_SHARE = 0.9  # of the best throughput is good enough
 MAX_ACTORS = 64
 VECTOR_ENV_COUNTS, LOOP_ENV_COUNTS = (16, 32, 64, 128, 256, 512), (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one environment step costs an actor and the learner, in seconds, with so many environments in an actor."""
+    """Cost of one environment step for an actor and for the learner, in seconds, with `envs` environments per actor."""
 
     envs: int
     collect_s: float
     learn_s: float
-    busy: float  # part of the collecting time that the processor worked; the rest it waited for the environment
+    busy: float  # fraction of the collecting time on the CPU; the rest is spent waiting for the environment
 
     def steps_per_s(self, actors: int, *, overlap: bool) -> float:
-        """The pace of a run, if cores were no matter."""
+        """Return the throughput of a run, assuming enough cores."""
         collect_s = self.collect_s / actors
         return 1.0 / (max(collect_s, self.learn_s) if overlap else collect_s + self.learn_s)
 
 
 def resolve_auto_settings(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The same configuration with numbers where it says auto."""
+    """Return the configuration with chosen numbers in place of `auto`."""
     if not resolved.auto:
         return resolved
     config = resolved.config
@@ -75,7 +76,7 @@ def resolve_auto_settings(resolved: ResolvedConfig) -> ResolvedConfig:
 
 
 def _autotune_workers(resolved: ResolvedConfig, spec: EnvSpec) -> ResolvedConfig:
-    """A worker keeps a core busy by itself: as many workers as cores, and what suits the world for each."""
+    """Choose one worker per core, as a worker keeps a core busy, and the default number of environments for each."""
     config = resolved.config
     actors = usable_cores() if "actors" in resolved.auto else config.actors
     chosen: dict[str, int] = {"actors": actors} if "actors" in resolved.auto else {}
@@ -86,13 +87,16 @@ def _autotune_workers(resolved: ResolvedConfig, spec: EnvSpec) -> ResolvedConfig
 
 
 def choose_envs(paces: list[StepCost], *, overlap: bool) -> StepCost:
-    """The fewest environments that come near the best pace: fewer steps then pass between two updates."""
+    """Return the fewest environments with a throughput near the best: fewer steps then pass between two updates."""
     best = max(pace.steps_per_s(1, overlap=overlap) for pace in paces)
     return next(pace for pace in paces if pace.steps_per_s(1, overlap=overlap) >= NEAR_BEST_SHARE * best)
 
 
 def choose_actors(pace: StepCost, cores: int) -> int:
-    """As many as feed the learner. Actors that compute need a core each, beside the learner's if it has work to do."""
+    """Return as many actors as keep the learner busy.
+
+    Actors that compute need a core each, besides the learner's core if it has work to do.
+    """
     wanted = math.ceil(pace.collect_s / max(pace.learn_s, 1e-9) * NEAR_BEST_SHARE)
     learner_core = 1 if pace.learn_s > 0.25 * pace.collect_s else 0
     most = MAX_ACTORS if pace.busy < 0.5 else cores - learner_core
@@ -100,12 +104,12 @@ def choose_actors(pace: StepCost, cores: int) -> int:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _find_best_envs(config: RunConfig, spec: EnvSpec, *, overlap: bool) -> StepCost:
-    """Try more and more environments until two numbers in a row bring nothing."""
+    """Measure increasing numbers of environments until two in a row bring no improvement."""
     paces: list[StepCost] = []
     for envs in VECTOR_ENV_COUNTS if spec.native_vector else LOOP_ENV_COUNTS:
         paces.append(_measure_step_cost(config, spec, envs))
@@ -124,35 +128,35 @@ def _measure_step_cost(config: RunConfig, spec: EnvSpec, num_envs: int | None) -
 
 
 def _measure_collecting(config: RunConfig, agent: Agent, segment: Segment) -> tuple[float, float]:
-    """(seconds per environment step, share of them that the processor worked); fills the segment from what was seen."""
+    """Return (seconds per environment step, fraction of them on the CPU); fills the segment with observed steps."""
     seeds = seeding.seed_sequence(config.seed, "calibration")
     num_envs = segment.spec.num_envs // segment.spec.num_agents
     world = make_segment_env(config.env, config.environment, num_envs, seeds)
     try:
         world.reset(segment["obs"][0])
         agent.begin(segment.spec.num_envs, seeding.generator(config.seed, "calibration", "act"))
-        _fill(agent, world, segment, 0.0)  # once, to compile what has to be
+        _fill(agent, world, segment, 0.0)  # warm-up: compiles kernels
         tries = [_timed_fill(agent, world, segment, TRIAL_S / TRIES) for _ in range(TRIES)]
-        while not segment.env_steps:  # only resets, as between episodes of one length: nothing to learn from
+        while not segment.env_steps:  # only resets, e.g. between episodes of equal length: nothing to learn from
             _fill(agent, world, segment, 0.0)
     finally:
         world.close()
     known = min(tries[-1][0], segment.spec.num_steps)
     steps, wall_s, cpu_s = min(tries, key=lambda tried: tried[1] / tried[0])
-    for column in segment.columns.values():  # what there was no time for is as what was seen
+    for column in segment.columns.values():  # fill rows that there was no time for with copies of observed ones
         column[known:] = column[np.arange(len(column) - known) % known]
     return wall_s / (steps * num_envs), cpu_s / wall_s
 
 
 def _timed_fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> tuple[int, float, float]:
-    """(vector steps, seconds, seconds that the processor worked)."""
+    """Return (vector steps, wall seconds, CPU seconds)."""
     began_s, worked_s = time.perf_counter(), time.thread_time()
     steps = _fill(agent, world, segment, seconds)
     return steps, time.perf_counter() - began_s, time.thread_time() - worked_s
 
 
 def _fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> int:
-    """Act for so long, round and round the segment, at least once; returns the number of vector steps."""
+    """Act for that many seconds, at least one step, overwriting the segment cyclically; return the vector steps."""
     until_s, steps, last = time.perf_counter() + seconds, 0, segment.spec.num_steps
     while not steps or time.perf_counter() < until_s:
         t = steps % last
@@ -166,7 +170,7 @@ def _fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> 
 
 
 def _measure_learning(agent: Agent, config: AgentConfig, segment: Segment) -> float:
-    """Seconds of learning that one environment step asks for."""
+    """Return the seconds of learning per environment step."""
     window = sum(getattr(config, name, 0) for name in ("burn_in", "sequence_length", "n_step"))
     small = {
         "learning_starts": 0,
@@ -184,7 +188,7 @@ def _measure_learning(agent: Agent, config: AgentConfig, segment: Segment) -> fl
             started_s = time.perf_counter()
             batch = memory.sample()
             memory.update(batch, agent.learn(batch))
-            if number:  # the first round compiles
+            if number:  # the first round compiles kernels
                 spent_s += time.perf_counter() - started_s
                 steps += _env_steps_per_batch(config, segment)
         if spent_s > TRIAL_S or time.perf_counter() > until_s:
@@ -193,8 +197,8 @@ def _measure_learning(agent: Agent, config: AgentConfig, segment: Segment) -> fl
 
 
 def _env_steps_per_batch(config: AgentConfig, segment: Segment) -> float:
-    """The environment steps that one batch stands for: all of a rollout's, or a share of each step drawn."""
+    """Return the environment steps per batch: a whole rollout's, or the sampled steps divided by samples_per_insert."""
     if config.memory == "rollout":
         return float(segment.env_steps)
-    drawn = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)  # steps of agents
+    drawn = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)  # steps of single agents
     return drawn / float(getattr(config, "samples_per_insert", 1.0)) * segment.env_steps / segment.num_valid

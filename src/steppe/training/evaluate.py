@@ -1,4 +1,4 @@
-"""Judging finished runs, and the weights they left: `steppe eval`, `steppe.evaluate`, `DistributedAgent.evaluate_policy`."""
+"""Evaluate finished runs and their weights: `steppe eval`, `steppe.evaluate`, `DistributedAgent.evaluate_policy`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play episodes with a run's weights and report their returns; the same seed plays the same episodes.
 
-    `render_dir` gets a GIF of the first one. Where the run has no final weights (it was stopped, or is still going), its
-    newest checkpoint is judged.
+    `render_dir` receives a GIF of the first episode. A run without final weights (stopped, or still running) is
+    evaluated by its newest checkpoint.
     """
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}: must be at least 1")
     directory = RunDirectory.open(run)
     config, weights = directory.config(), result_weights(directory)
     seed = config.seed if seed is None else seed
-    # Gymnasium's vector versions cannot render and draw other random numbers: with them, looking would change the result.
+    # Gymnasium's vector environments cannot render and draw other random numbers: rendering would change the result.
     world = config.environment
     if world.vector == "auto":
         world = world.model_copy(update={"vector": "loop"})
@@ -67,7 +67,7 @@ def evaluate(
 
 
 def result_weights(run: RunDirectory) -> Weights:
-    """The weights a run is judged by: those it ended with, or else the newest checkpoint, or else the best one."""
+    """Return a run's final weights, or else those of its newest checkpoint, or else of its best one."""
     if run.result.exists():
         return load_weights(run.result)
     checkpoints = Checkpoints(run.checkpoints, run=run.key)
@@ -104,7 +104,7 @@ def evaluate_weights(
 
 
 def evaluation_summary(evaluation: Evaluation) -> dict[str, Any]:
-    """An evaluation in plain values."""
+    """Return an evaluation as plain values."""
     return {
         "episodes": len(evaluation.returns),
         "return_mean": evaluation.mean,

@@ -1,4 +1,4 @@
-"""Where a run's agent begins: with what it knows, with the weights of another run, or as the run's directory says."""
+"""Initial weights of a run: the agent's own, those of another run, or those in the run's directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from steppe.training.evaluate import result_weights
 
 
 def init_from_run(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, Any]:
-    """Load the weights of another run, counters and optimizer left behind; returns what run.json says about it.
+    """Load the weights of another run without its counters and optimizer; return the entry for run.json.
 
-    Raises ConfigError, naming the differences, where they do not fit.
+    Raises ConfigError, naming the differences, if they do not fit.
     """
     source = RunDirectory.open(run)
     try:
@@ -33,7 +33,7 @@ def init_from_run(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, An
 
 
 def save_start(agent: DistributedAgent, directory: RunDirectory, server: Any = None) -> None:
-    """Write down what the run begins with, for other processes and for those who repeat it."""
+    """Save the run's initial state, for other processes and for reruns."""
     made = agent.agent
     kept = {} if not hasattr(server, "state") or server.is_private else {"server": server.state()}
     state = {"agent": made.state(), **kept}

@@ -1,5 +1,8 @@
-"""From a plan and a caller's parts to a run under way: in place where the learner is in this process, written down for other
-processes elsewhere."""
+"""Start a run from a plan and the caller's parts.
+
+If the learner is in this process, it uses the caller's parts directly; otherwise the initial state is written to the
+run's directory for the other processes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from steppe.training.initial_weights import save_start
 
 if (
     TYPE_CHECKING
-):  # compiled parts take as long to import as all the rest, and a loop without them does not need them here
+):  # type only: importing compiled modules takes as long as all other imports, and most loops do not need them
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
     from steppe.replay.pool import ReplayBufferPool
@@ -33,9 +36,10 @@ def launch(
     hosted: bool,
     node: ParameterClient | None = None,
 ) -> Handle:
-    """Start the run; `hosted`: actors are processes, and the learner is in this one, with the caller's own parts.
+    """Start the run.
 
-    `node` is what a cluster's node speaks to its server by, where the learner is in this process.
+    `hosted`: the actors are processes, and the learner is in this process with the caller's own parts. `node` is the
+    client through which a cluster node's learner reaches its parameter server, if the learner is in this process.
     """
     if agent.built and plan.resume is None:
         save_start(agent, directory, server)
@@ -61,7 +65,7 @@ def _supplied_components(
     pool: ReplayBufferPool | None,
     server: ParameterServer | ParameterClient | None,
 ) -> SuppliedComponents:
-    """The caller's own agent, pool and parameter server, to work in place."""
+    """Return the caller's own agent, pool and parameter server, which the run uses in place."""
     from steppe.replay import make_memory
     from steppe.runtimes.builder import SuppliedComponents, load_start
 

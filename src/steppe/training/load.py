@@ -1,4 +1,4 @@
-"""A trained policy in the user's hands: raw observations in, what `env.step` takes out."""
+"""Load a trained policy: maps raw observations to actions for `env.step`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Space = spaces.Space[Any]
 
 
 class LoadedPolicy:
-    """Acts as a run learned to, in one environment or in a batch of them.
+    """Policy of a finished run, for one environment or a batch of them.
 
-    Where the run stacked frames or the agent remembers, call `reset` before the first observation of each episode.
-    `agent` is what chooses the actions, with the run's weights; `spec` says what it observes.
+    If the run stacked frames or its agent is recurrent, call `reset` before the first observation of each episode.
+    `agent` chooses the actions, with the run's weights; `spec` describes its observations.
     """
 
     def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
@@ -60,9 +60,10 @@ class LoadedPolicy:
 
     @typechecked
     def act(self, obs: Any, *, explore: bool = False, action_mask: Any = None) -> Any:
-        """The action for one raw observation, or an array of actions for a batch of them; the best ones, or sampled.
+        """Return the action for one raw observation, or an array of actions for a batch.
 
-        `action_mask` says what is allowed, as `info["action_mask"]` does, to an agent that learned with masks.
+        Actions are greedy, or sampled if `explore`. `action_mask` marks the allowed actions, like
+        `info["action_mask"]`, for an agent that learned with masks.
         """
         size = _batch_size(self._space, obs)
         rows = [obs] if size is None else [_row(self._space, obs, index) for index in range(size)]
@@ -89,7 +90,7 @@ class LoadedPolicy:
         return chosen
 
     def reset(self) -> None:
-        """Say that the next observation is the first of an episode, everywhere."""
+        """Mark the next observation as the first of an episode, in all environments."""
         self._starts = np.ones(self._width, np.bool_)
 
     def _begin(self, width: int) -> None:
@@ -109,9 +110,9 @@ class LoadedPolicy:
 
 @typechecked
 def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy | LoadedMultiAgentPolicy:
-    """The policy that a run learned, by the run's name or directory; `seed` is for actions that are sampled.
+    """Load the policy that a run learned, by the run's name or directory; `seed` is for sampled actions.
 
-    Of a run with several agents it takes and gives dictionaries by agent.
+    The policy of a run with several agents takes and returns dictionaries by agent.
     """
     directory = RunDirectory.open(run)
     config, weights = directory.config(), result_weights(directory)
@@ -120,7 +121,7 @@ def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy | LoadedMultiAgentPo
 
 
 def _batch_size(space: Space, obs: Any) -> int | None:
-    """How many observations these are; None for a single one."""
+    """Return the batch size of an observation; None for a single one."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         keys: Any = list(space.spaces) if isinstance(space, spaces.Dict) else range(len(space.spaces))
         sizes = {_batch_size(space[key], obs[key]) for key in keys}

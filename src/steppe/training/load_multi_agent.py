@@ -1,4 +1,4 @@
-"""What a run with several agents learned, in the user's hands: observations by agent in, actions by agent out."""
+"""A loaded policy for multi-agent environments: maps observations by agent to actions by agent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from steppe.core.system import seeding
 from steppe.envs.multi_agent.aec import Turns
 from steppe.envs.multi_agent.spec import make_multi_agent_codec, make_multi_agent_spec
 
-ByAgent = Mapping[Any, Any]  # by agent
+ByAgent = Mapping[Any, Any]
 
 
 class LoadedMultiAgentPolicy:
-    """Acts for the agents of one environment as a run learned to.
+    """Policy of a finished run for the agents of one environment.
 
-    Where the run stacked frames or has a memory, call `reset` before the first observations of each episode.
-    `agent` is what chooses the actions, with the run's weights; `spec` says what it observes.
+    If the run stacked frames or its agent is recurrent, call `reset` before the first observations of each episode.
+    `agent` chooses the actions, with the run's weights; `spec` describes its observations.
     """
 
     def __init__(self, config: RunConfig, weights: Weights, env: Any, seed: int) -> None:
@@ -41,9 +41,10 @@ class LoadedMultiAgentPolicy:
         self._starts = np.ones(self.spec.num_agents, np.bool_)
 
     def act(self, observations: ByAgent, *, explore: bool = False, infos: ByAgent | None = None) -> dict[Any, Any]:
-        """An action for each agent that there is an observation for; the best ones, or sampled.
+        """Return an action for each agent in `observations`: the greedy one, or a sample if `explore`.
 
-        In environments with turns that is the agent whose turn it is. `infos` tell agents that listen whom they hear.
+        In turn-based environments pass only the agent whose turn it is. `infos` holds the communication masks
+        (`comm_mask`) for agents that communicate.
         """
         there = np.zeros(self.spec.num_agents, np.bool_)
         seen = np.zeros((self.spec.num_agents, *self.spec.obs.shape), self.spec.obs.dtype)
@@ -63,7 +64,7 @@ class LoadedMultiAgentPolicy:
         return {agent: choices[self._place[agent]] for agent in observations}
 
     def reset(self) -> None:
-        """Say that the next observations are the first of an episode."""
+        """Mark the next observations as the first of an episode."""
         self._starts = np.ones(self.spec.num_agents, np.bool_)
 
     def _heard(self, there: np.ndarray, infos: ByAgent) -> np.ndarray:

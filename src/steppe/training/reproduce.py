@@ -1,4 +1,4 @@
-"""Seeing an environment's fault again: the world of the actor that met it, in this process, through the same actions."""
+"""Reproduce an environment's fault: repeat the actor's recorded actions in the same environment, in this process."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class RaisedError:
 
     @classmethod
     def of(cls, exception: str, message: str, details: Mapping[str, Any]) -> RaisedError:
-        """From the details of an EnvironmentFault."""
+        """Create it from the details of an EnvironmentFault."""
         place = {key: details.get(key) for key in LOCATION_KEYS}
         return cls(exception, message, place, str(details.get("traceback", "")))
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What was recorded and what happened now; `notes` say what could not be as it was."""
+    """The recorded fault and the one found now; `notes` list what could not be restored as it was."""
 
     run: str
     recording: Path
@@ -62,7 +62,7 @@ class Reproduction:
 
 @typechecked
 def reproduce(run: str | Path, fault: int | None = None) -> Reproduction:
-    """Repeat what led to a recorded fault, the newest if not said otherwise, and see whether it happens again."""
+    """Repeat what led to a recorded fault (default: the newest), and report whether it happens again."""
     references.stop_if_loading_main()
     directory = RunDirectory.open(run)
     path, kept = Faults(directory).load(fault)
@@ -81,7 +81,7 @@ def reproduce(run: str | Path, fault: int | None = None) -> Reproduction:
 def _replay_actions(
     config: RunConfig, actor: int, origin: dict[str, Any], actions: np.ndarray | None
 ) -> tuple[RaisedError | None, list[str]]:
-    """What is raised on the way, if anything, and what could not be as it was."""
+    """Return the error that the environment raises, if any, and notes on what could not be restored."""
     assert config.envs is not None, "the configuration of a run says how many environments there are"
     notes: list[str] = []
     world = make_segment_env(config.env, config.environment, config.envs, env_seeds(config.seed, actor))
@@ -98,7 +98,7 @@ def _replay_actions(
 
 
 def _restore_origin(world: SegmentEnv, config: RunConfig, actor: int, origin: dict[str, Any]) -> list[str]:
-    """Bring a world where the recorded actions began; returns what is not as it was."""
+    """Restore the environment where the recorded actions began; return notes on what could not be restored."""
     obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
     if "state" not in origin:
         after = origin["after"]

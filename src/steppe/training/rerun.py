@@ -1,7 +1,7 @@
-"""Repeating what an async run learned, from its log of arrivals: the same segments in the same groups, all in one process.
-Hyperparameters that were set while it went on are set again where its learner took them over.
+"""Repeat what an async run learned, from its log of arrivals: the same segments in the same groups, all in one process.
 
-A run that was resumed is repeated life by life: each ends where the next one's checkpoint was made, and is resumed there.
+Hyperparameters that were set during the run are set again at the update where its learner applied them. A run that was
+resumed is repeated attempt by attempt: each ends where the next one's checkpoint was made, and is resumed there.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from steppe.training.train import finish_run
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run as its log tells it: its lives, where the last one ended and with which weights."""
+    """A run as recorded in its log: its attempts, where the last one ended and with which weights."""
 
     directory: RunDirectory
     lives: list[RunAttempt]
     end: tuple[int, int]  # env_steps, updates
     weights_sha256: str
-    reached: bool  # whether it is judged by weights from before its learner's end
+    reached: bool  # whether its final weights are older than its learner's last ones
     judged: bool  # whether its last weights were evaluated
-    changes: list[HyperparameterUpdate]  # of hyperparameters on the way
+    changes: list[HyperparameterUpdate]  # of hyperparameters, during the run
 
 
 @typechecked
 def rerun(run: str | Path, observers: Sequence[Observer] = ()) -> RunResult:
-    """Learn again what a recorded async run learned, as a new run beside it, and compare the weights.
+    """Learn again what a recorded async run learned, as a new run next to it, and compare the weights.
 
-    The result has `rerun_of`, `expected_sha256` and `matched` besides what every run's has.
+    The result has `rerun_of`, `expected_sha256` and `matched` in addition to the fields of every run.
     """
     references.stop_if_loading_main()
     recorded = _read_recorded_run(RunDirectory.open(run))
@@ -85,9 +85,7 @@ def _read_recorded_run(directory: RunDirectory) -> RecordedRun:
     changes = _read_hyperparameter_updates(directory)
     end, reached, final = lives[-1].end, view.reached_evaluation, view.final_evaluation
     assert end is not None, "a life without an end is not read"
-    if (
-        reached is not None
-    ):  # the learner went on for a moment; the run is judged by the weights that reached the target
+    if reached is not None:  # the learner continued briefly; the run's final weights are those that reached the target
         return RecordedRun(
             directory,
             lives,
@@ -103,7 +101,10 @@ def _read_recorded_run(directory: RunDirectory) -> RecordedRun:
 
 
 def _read_hyperparameter_updates(directory: RunDirectory) -> list[HyperparameterUpdate]:
-    """The hyperparameters that the learner took over, oldest first, but for what it did after a checkpoint it went back to."""
+    """Return the hyperparameter updates that the learner applied, oldest first.
+
+    Updates after a checkpoint that the run was resumed from are left out.
+    """
     found: list[HyperparameterUpdate] = []
     waiting = _restart_only_changes(directory)
     for number, record in directory.store.read(EVENTS, limit=MAX_SETTING):
@@ -125,7 +126,7 @@ def _read_hyperparameter_updates(directory: RunDirectory) -> list[Hyperparameter
 
 
 def _restart_only_changes(directory: RunDirectory) -> list[tuple[int, str]]:
-    """The number of each command, and the name of each of its values that a running learner does not take over."""
+    """Return (command number, name) of every value that a running learner cannot apply."""
     live, refused = tunable_fields(directory.config()), directory.store.refused_commands()
     commands = [
         (number, command)
@@ -136,10 +137,13 @@ def _restart_only_changes(directory: RunDirectory) -> list[tuple[int, str]]:
 
 
 def _require_unbroken_episodes(directory: RunDirectory) -> None:
-    """An actor that was killed, or scaled away and started again, and went on with new episodes did so at a moment that the
-    log does not know. A whole life that begins with new episodes is repeated so."""
+    """Raise UsageError if an actor started new episodes at a time that the log does not record.
+
+    That happens after an actor was killed, or scaled away and started again. An attempt that starts with new episodes
+    as a whole can be repeated.
+    """
     killed: set[str] = set()
-    resumed: set[str] | None = None  # of a resumed life: actors that have said how they went on from its checkpoint
+    resumed: set[str] | None = None  # in a resumed attempt: actors that reported how they continued
     for _, record in directory.store.read(EVENTS, limit=MAX_SETTING):
         event = EventReport.read(record)
         if event.kind == "restart":
@@ -158,13 +162,14 @@ def _require_unbroken_episodes(directory: RunDirectory) -> None:
 
 
 def _rerun_config(original: RunDirectory) -> RunConfig:
-    """The original's, in one process, without evaluations on the way and without a target that could end it early.
+    """Return the original's configuration, changed to run in one process.
 
-    An original that could be scaled has all of its actors from the beginning: each collects what the log says that it did.
+    There are no periodic evaluations, and no target that could end it early. An original that could be scaled has all
+    of its actors from the start: each collects what the log says.
     """
     config = original.config()
     changes: dict[str, object] = {"record_arrivals": False}
-    if config.flow.max_actors is not None:  # a lone actor has two slots
+    if config.flow.max_actors is not None:  # a single actor has two slots
         changes |= {"max_actors": None, "slots_per_actor": config.flow.slots_per_actor or 2}
     return config.model_copy(
         update={
@@ -183,7 +188,7 @@ def _rerun_config(original: RunDirectory) -> RunConfig:
 
 
 def _unused_path(path: Path) -> Path:
-    """RUN-rerun beside RUN, or RUN-rerun-2, …"""
+    """Return RUN-rerun in RUN's parent directory, or RUN-rerun-2, …"""
     name = f"{path.resolve().name}-rerun"
     names = [name, *(f"{name}-{number}" for number in range(2, 10_000))]
     return next(path.parent / free for free in names if not (path.parent / free).exists())
@@ -230,7 +235,7 @@ def _end_counts(life: RunAttempt) -> tuple[int, int]:
 
 
 def _plan_from_newest(plan: Plan, directory: RunDirectory) -> Plan:
-    """A later life goes on from the checkpoint that the one before it has just left."""
+    """Return the plan from the checkpoint that the previous attempt has just written."""
     newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
     if newest is None:
         return plan
@@ -257,7 +262,7 @@ def _compare_weights(recorded: RecordedRun, directory: RunDirectory, result: Run
 
 
 def _describe_differences(one: RunDirectory, other: RunDirectory) -> str:
-    """What could explain other weights: another machine or other libraries."""
+    """Describe what could explain different weights: another machine or other libraries."""
     sections = [differences(one.record.get(key, {}), other.record.get(key, {})) for key in ("versions", "hardware")]
     apart = [f"{key} was {was}, is {now}" for section in sections for key, (was, now) in section.items()]
     return f"; what differs here: {'; '.join(apart)}" if apart else ""

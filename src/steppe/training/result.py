@@ -1,4 +1,4 @@
-"""What a run came to: the summary that the command line prints, with attributes for Python."""
+"""The result of a run: the summary that the command line prints, with attributes for Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ERRORS: dict[str, type[RunFailed]] = {kind.reason: kind for kind in (Environmen
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run: where it is, how it ended, and its figures (`summary`, or as attributes)."""
+    """A finished run: its path, how it ended, and its figures (`summary`, or as attributes)."""
 
     path: Path
     summary: Mapping[str, Any]
@@ -29,14 +29,14 @@ class RunResult:
             raise AttributeError(f"a run's result has no {name!r}; it has: {', '.join(self.summary)}") from None
 
     def raise_for_fault(self) -> None:
-        """Raise what ended the run early, with the traceback of where it happened."""
+        """Raise the fault that ended the run early, if any, with its original traceback in the message."""
         if self.fault is None:
             return
         raise to_exception(self.fault)
 
 
 def to_exception(fault: Fault) -> RunFailed:
-    """The exception that a fault amounts to here, with the traceback of where it happened in its message."""
+    """Convert a fault to its exception, with its original traceback in the message."""
     traceback = str(fault.details.get("traceback", "")).rstrip()
     error = _ERRORS.get(fault.reason, RunFailed)(f"{fault.message}\n\n{traceback}" if traceback else fault.message)
     if isinstance(error, EnvironmentFault):

@@ -1,4 +1,4 @@
-"""Going on with a run that was stopped, failed or was killed."""
+"""Resume a run that was stopped, failed or was killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPLETE_REASONS = ("steps_done", "episodes_done", "target_reached")
 
 
 def with_set_hyperparameters(config: RunConfig, directory: RunDirectory) -> RunConfig:
-    """A run's configuration with the hyperparameters that were set since it was made, but for those that it refused."""
+    """Return a run's configuration with the hyperparameters that were set since, except those that it refused."""
     commands = [command for _, command in directory.store.read(COMMANDS) if command.get("command") == SET]
     if commands:
         refused = directory.store.refused_commands()
@@ -38,10 +38,10 @@ def resume(
     kafka: str | None = None,
     observers: Sequence[Observer] = (),
 ) -> RunResult:
-    """Run to its end what was begun in a run's directory, from its newest whole checkpoint.
+    """Resume a run in its directory from its newest intact checkpoint, and run it to its end.
 
-    With `steps`, a run goes on to that many environment steps in total instead of those it was made for; with
-    `ray_address`, on another Ray cluster than the one it was on; with `kafka`, by other brokers.
+    `steps` is a new limit of environment steps in total; `ray_address` is another Ray cluster, and `kafka` other
+    brokers, than the run used before.
     """
     return resume_directory(
         RunDirectory.open(run), steps=steps, ray_address=ray_address, kafka=kafka, observers=observers
@@ -57,7 +57,7 @@ def resume_directory(
     observers: Sequence[Observer] = (),
     commands_after: int | None = None,
 ) -> RunResult:
-    """`resume` for one whose commands began to count before: those after number `commands_after` are for this life."""
+    """Resume a run as `resume` does; commands after number `commands_after` are for this attempt."""
     references.stop_if_loading_main()
     config = directory.config()
     mpi.join(config.runtime)

@@ -1,4 +1,4 @@
-"""From a launched run to its outcome: watch, pass on commands, notice the target, end in good order, whatever happens."""
+"""Supervise a launched run until its outcome: execute commands, detect the target, shut down in order in every case."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from steppe.roles.context import FINISH, PAUSE, RUN, STOP
 from steppe.runtimes.handle import Fault, Handle, ScalableHandle
 
 TICK_S = 0.2
-STOP_S = 4.0  # how long all roles together have to end in good order when the user asked for the end
-KILL_S = 0.2  # what they have when that time is used up
-FINISH_S = 600.0  # and when the run came to its end by itself: a last evaluation takes what it takes
+STOP_S = 4.0  # shared by all roles to shut down after the user asked for the end
+KILL_S = 0.2  # left for the roles when STOP_S is used up
+FINISH_S = 600.0  # for the last evaluation of a run that completed
 
 Observer = Callable[[RunView], object]
 
@@ -38,13 +38,13 @@ class Outcome:
     reason: str
     message: str = ""
     fault: Fault | None = None
-    judge: bool = False  # whether the newest weights get a last evaluation
+    judge: bool = False  # whether the newest weights get a final evaluation
 
 
 class StopSignalHandler:
-    """Takes Ctrl-C and SIGTERM: the first asks for a good end, the second is a KeyboardInterrupt, later ones are nothing.
+    """Handler of SIGINT and SIGTERM: the first asks for an orderly end, the second raises KeyboardInterrupt.
 
-    Outside the main thread it leaves signals alone.
+    Later signals do nothing. Outside the main thread it installs no handlers.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class StopSignalHandler:
             signal.signal(number, handler)
 
     def ignore(self) -> None:
-        """From now on: the run is over, and its end is being written down."""
+        """Ignore signals from now on: the run is over, and its end is being recorded."""
         self._ignoring = True
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
@@ -73,12 +73,12 @@ class StopSignalHandler:
         self.count += 1
         if self.count == 1:
             self.on_first_signal()
-        elif self.count == 2:  # a third would break into the cleaning up after the second
+        elif self.count == 2:  # a third would interrupt the cleanup after the second
             raise KeyboardInterrupt
 
 
 class Supervisor:
-    """One run under watch. `stop`, `pause` and `resume` may be called from another thread."""
+    """Supervises one run. `stop`, `pause` and `resume` may be called from another thread."""
 
     def __init__(
         self,
@@ -90,32 +90,32 @@ class Supervisor:
         commands_after: int = 0,
         at_end: Outcome | None = None,
     ) -> None:
-        """`at_end` is what it means that the learner came to its end; if absent, its counts say."""
+        """`at_end` is the outcome when the learner ends; default: derived from its counters."""
         self.handle, self.directory, self.config, self.interrupts = handle, directory, config, interrupts
         self.view = RunView(directory)
         self._stop: Outcome | None = None
         self._pause_wanted = self._paused = False
-        self._recording = True  # while the manager is there to write metrics down
-        self._ending = False  # what callbacks say then ends nothing any more
-        self.commands_after = commands_after  # what was carried out already, or was for an earlier life of the run
+        self._recording = True  # while the manager can still record metrics
+        self._ending = False  # from then on the return values of callbacks cannot end the run
+        self.commands_after = commands_after  # newest command that was executed, or was for an earlier attempt
         self._pending_status: tuple[str, str | None] | None = None
         self._at_end = at_end
         interrupts.on_first_signal = self._request_stop
 
     def stop(self, reason: str, message: str = "") -> None:
-        """Ask the run to end in good order."""
+        """Ask the run to end in order."""
         self._stop = Outcome("STOPPED", reason, message)
 
     def pause(self) -> None:
-        """Let actors and learner rest."""
+        """Pause actors, workers and learner."""
         self._pause_wanted = True
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Continue after `pause`."""
         self._pause_wanted = False
 
     def run(self, observers: Sequence[Observer]) -> Outcome:
-        """Watch until the run is over, then bring everything down."""
+        """Supervise until the run is over, then terminate all roles."""
         self._say("RUNNING")
         self._restore_scale()
         deadline: float | None = None
@@ -138,7 +138,7 @@ class Supervisor:
                 return outcome
 
     def _say(self, state: str, reason: str | None = None) -> None:
-        """Set the run's state, as soon as the disk has room for it."""
+        """Set the run's state; if the disk is full, retry later."""
         self._pending_status = (state, reason)
         self._catch_up()
 
@@ -150,12 +150,12 @@ class Supervisor:
         self.directory.board.flush()
 
     def _request_stop(self) -> None:
-        """On the first signal, at once: roles may be deep inside a long step, in this very process."""
+        """Send STOP to all roles on the first signal, at once: a role in this process may be inside a long step."""
         for kind in ("actor", "worker", "learner", "manager"):
             self.handle.ask(kind, STOP)
 
     def _look(self) -> Outcome | None:
-        """The outcome, once something decides it."""
+        """Return the outcome, once it is decided."""
         if faults := self.handle.faults():
             return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
         if self.interrupts.count:
@@ -187,15 +187,15 @@ class Supervisor:
         return Outcome("SUCCEEDED", reason, judge=True)
 
     def _shut_down(self, outcome: Outcome, deadline: float, observers: Sequence[Observer]) -> Outcome:
-        """Actors stop, the learner writes its checkpoint, and a run that is complete gets its last evaluation."""
+        """Stop the actors, let the learner write its checkpoint, and run the final evaluation of a completed run."""
         self.handle.ask("actor", STOP)
-        if self.config.mode == "workers":  # what they bring last is in the table before it is written down
+        if self.config.mode == "workers":  # their last updates must be in the table before it is written
             self.handle.ask("worker", STOP)
             self._wait_for("worker", deadline, observers)
         self.handle.ask("learner", STOP)
         complete = outcome.judge
         self._wait_for("learner", deadline, observers)
-        # The manager goes last, to write down what the others said with their last words; half of the time is its own.
+        # The manager ends last, to record the final reports of the others; half of the remaining time is for it.
         self._wait_for("actor", (time.monotonic() + deadline) / 2, observers)
         self._show(observers)
         self._recording = False
@@ -216,7 +216,7 @@ class Supervisor:
         return outcome
 
     def _judge(self, observers: Sequence[Observer]) -> Outcome | None:
-        """Wait for the last evaluation; the outcome when the user does not want to wait so long."""
+        """Wait for the final evaluation; return an outcome only if the user stopped the run meanwhile."""
         self.handle.ask("manager", FINISH)
         deadline = time.monotonic() + FINISH_S
         while not self.handle.ended("manager") and time.monotonic() < deadline:
@@ -232,7 +232,7 @@ class Supervisor:
         return None
 
     def _changes_outcome(self, outcome: Outcome) -> bool:
-        """Whether a fault while winding up changes what came of the run: results that could not be kept always do."""
+        """Return whether a fault during shutdown changes the outcome: results that could not be saved always do."""
         if outcome.judge:
             return True
         return outcome.state == "SUCCEEDED" and any(fault.reason == DiskFull.reason for fault in self.handle.faults())
@@ -248,7 +248,7 @@ class Supervisor:
             self._heed(observer(self.view))
 
     def _heed(self, answer: object) -> None:
-        """What an observer returned: True ends the run, a dictionary of numbers joins its curves."""
+        """Handle an observer's return value: True ends the run, a dictionary of numbers is added to its curves."""
         if isinstance(answer, Mapping):
             if self._recording:
                 values = {str(name): _require_number(name, value) for name, value in answer.items()}
@@ -259,19 +259,19 @@ class Supervisor:
             self.stop("stopped_by_callback", "a callback ended the run")
 
     def _execute_commands(self) -> None:
-        """Carry out commands that came through the run's store, each once, and say so in the event log."""
+        """Execute commands from the run's store, each once, and post the result to the event log."""
         for number, command in self.directory.store.read(COMMANDS, self.commands_after):
             self.commands_after = number
             word = str(command.get("command"))
             if word == SET and self.config.runtime in RUNTIMES:
-                continue  # the learner says itself what it took over, and when
+                continue  # the learner itself reports which values it applied, and when
             refusal = self._execute(word, command)
             details = {"id": command.get("id"), "command": word, "obeyed": refusal is None, "message": refusal}
             event = EventReport(run=self.directory.id, kind="command", role="supervisor", details=details)
             self.directory.board.post(EVENTS, event.record())
 
     def _execute(self, word: str, command: Mapping[str, Any]) -> str | None:
-        """None when it is done or begun, otherwise why it is not."""
+        """Return None if the command was executed or started, otherwise the reason why not."""
         if word == "stop":
             self.stop("stop_requested", f"stopped by {command.get('issuer', 'a command')}")
         elif word in ("pause", "resume"):
@@ -296,7 +296,7 @@ class Supervisor:
         return None
 
     def _restore_scale(self) -> None:
-        """A run that goes on has the actors that it was scaled to in an earlier life."""
+        """Restore the number of actors that a resumed run was scaled to in an earlier attempt."""
         earlier = self.directory.store.read(COMMANDS)
         asked = [command for number, command in earlier if number <= self.commands_after]
         counts = [command.get("actors") for command in asked if command.get("command") == SCALE]

@@ -1,7 +1,7 @@
-"""Classic learners at work: on one core, on all cores of a machine, and on the ranks of an MPI world.
+"""Trainers for tabular learners: on one core, on all cores of a machine, and on the ranks of an MPI job.
 
-One core is a loop over the learner's own `train_episode`. The other two are runs in mode `workers` like any other, on the
-house's roles and runtimes; what such a run leaves behind is read and removed.
+One core is a loop over the learner's own `train_episode`. The other two are ordinary runs in mode `workers` with the
+built-in roles and runtimes; their results are read from the run's directory, which is then removed.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ _given_envs: list[Any] = []  # the environment of this process's DistAsyncQLearn
 
 @typechecked
 class SingleThreadQLearning:
-    """Trains one learner in one environment, here. `algorithm` is the learner, `training_stats` what it went through."""
+    """Trains one learner in one environment, in this process.
+
+    `algorithm` is the learner; `training_stats` has its episodes.
+    """
 
     def __init__(self, algorithm_class: type[BaseAlgorithm] = OptimalQLearning, **kwargs: Any) -> None:
         self.algorithm = algorithm_class(**kwargs)
         self.training_stats = TrainingStatistics()
-        self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the best actions)
+        self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the greedy actions)
 
     def train(
         self,
@@ -57,9 +60,10 @@ class SingleThreadQLearning:
         validation_every: int = 10_000,
         validation_episodes: int = 20,
     ) -> TrainingStatistics:
-        """Play whole episodes and learn from every step, until there were so many of them or of their steps.
+        """Play whole episodes and learn from every step, until `episodes` episodes or `steps` steps are reached.
 
-        With `validation_env`, which must not be `env`, the best actions are judged there every so many steps, and at the end.
+        With `validation_env`, which must not be `env`, the greedy actions are evaluated there every `validation_every`
+        steps and at the end.
         """
         if (episodes is None) == (steps is None):
             raise ConfigError("give either episodes or steps")
@@ -86,7 +90,7 @@ class SingleThreadQLearning:
 
 
 class _SharedTableTrainer:
-    """What the two runtimes with a shared table have in common: a run in mode `workers`, and what it leaves."""
+    """Common part of the two trainers with a shared table: start a run in mode `workers` and read its results."""
 
     def __init__(self, algorithm_class: type[BaseAlgorithm], kwargs: dict[str, Any]) -> None:
         if issubclass(algorithm_class, ListQLearning):
@@ -100,19 +104,19 @@ class _SharedTableTrainer:
         self._merges = 0  # of all workers, in the newest training
         self._loop: MainLoop | None = None  # of the newest training
         self.training_stats = TrainingStatistics()
-        self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the best actions)
+        self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the greedy actions)
         self.result: RunResult | None = None
 
     @property
     def algorithm(self) -> Any:
-        """The learner: with what was learned, or as it is at first; None before training where its sizes were not given."""
+        """The learner, trained or initial; None before training if its sizes were not given."""
         if self._learner is None and {"state_size", "action_size"} <= self.kwargs.keys():
             self._learner = self.algorithm_class(**self.kwargs)
         return self._learner
 
     @property
     def q_table(self) -> Any:
-        """What was learned."""
+        """The learned table. Raises UsageError before training."""
         if not self._trained:
             raise UsageError("nothing was learned yet: call train first")
         return self.algorithm.q_table
@@ -146,7 +150,7 @@ class _SharedTableTrainer:
         result.raise_for_fault()
 
     def _begin(self, loop: MainLoop, sizes: dict[str, int]) -> None:
-        """Make the learner here first, so that what is wrong with it is said before anything is started."""
+        """Build the learner in this process first, so that its errors are raised before any process is started."""
         made: Any = loop.agent.agent
         for name, size in sizes.items():
             if size != getattr(made.algorithm, name):
@@ -158,7 +162,7 @@ class _SharedTableTrainer:
             made.set_epsilon(self.algorithm.epsilon)
 
     def _keep(self, loop: MainLoop, result: RunResult) -> None:
-        """Take over what the run learned and went through."""
+        """Copy the learned table, the counters and the statistics from the finished run."""
         directory = RunDirectory.open(result.path)
         made: Any = loop.agent.agent
         self._learner, self._trained, self.result = made.algorithm, True, result
@@ -184,9 +188,10 @@ class _SharedTableTrainer:
 
 @typechecked
 class ParallelQLearning(_SharedTableTrainer):
-    """Trains one table with as many processes as there are cores; a process that is killed is replaced, and its loss told.
+    """Trains one table with as many processes as there are cores.
 
-    Whatever the number of processes, what they learn is added up in one table in shared memory, which is gone with the run.
+    For any number of processes, their updates are added up in one table in shared memory, which is freed after the run.
+    A process that is killed is replaced, and the loss is reported.
     """
 
     def __init__(
@@ -208,7 +213,7 @@ class ParallelQLearning(_SharedTableTrainer):
 
     @property
     def shared_q_table(self) -> np.ndarray | None:
-        """While it trains, the table in shared memory that all processes write; afterwards what was learned; None before."""
+        """The shared-memory table that all processes write in training; the learned table afterwards; None before."""
         handle: Any = None if self._loop is None else self._loop.handle
         shared: np.ndarray | None = handle.shared_values() if hasattr(handle, "shared_values") else None
         return shared if shared is not None or not self._trained else self.q_table
@@ -226,8 +231,8 @@ class ParallelQLearning(_SharedTableTrainer):
     ) -> TrainingStatistics:
         """Take `steps` steps over all processes together, rounded up to whole episodes, merging every `steps_per_sync`.
 
-        `env_factory` is a function that makes an environment, or an id. Another environment of it judges the best actions
-        every `validation_every` steps, and at the end. Called again, it goes on with what was learned.
+        `env_factory` is a function that makes an environment, or an id. The greedy actions are evaluated in a separate
+        environment every `validation_every` steps, and at the end. Further calls continue from the learned table.
         """
         references.stop_if_loading_main()
         _require_positive(steps=steps, steps_per_sync=steps_per_sync, validation_every=validation_every)
@@ -243,11 +248,11 @@ class ParallelQLearning(_SharedTableTrainer):
 
 @typechecked
 class DistAsyncQLearning(_SharedTableTrainer):
-    """Trains one table on all ranks that `mpiexec -n N python script.py` starts; alone where nobody started others.
+    """Trains one table on all ranks that `mpiexec -n N python script.py` starts; on one rank without mpiexec.
 
-    The first rank keeps the table and works too. Every `batch_size` steps a rank sends what it added, and after
-    `sync_frequency` of these messages it hears what the others added. No rank waits for another one's work. Only the first
-    rank returns from `train`; the others serve it until it ends.
+    The first rank owns the table and also works. Every `batch_size` steps a rank sends its updates, and after
+    `sync_frequency` of these messages it receives those of the others. No rank waits for the work of another. Only the
+    first rank returns from `train`; the others serve it until it ends.
     """
 
     def __init__(
@@ -261,24 +266,24 @@ class DistAsyncQLearning(_SharedTableTrainer):
         mpi.require_library()
         super().__init__(algorithm_class, kwargs)
         self.batch_size, self.sync_frequency = batch_size, sync_frequency
-        self.update_buffer: list[Any] = []  # what was not sent yet: nothing outside `train`, which sends all it learns
+        self.update_buffer: list[Any] = []  # updates not sent yet: empty outside `train`, which sends all of them
         self.sync_counter = 0  # messages that the ranks have sent
 
     @property
     def comm(self) -> Any:
-        """The communicator of everyone that mpiexec started: mpi4py's COMM_WORLD."""
+        """The communicator of all processes that mpiexec started: mpi4py's COMM_WORLD."""
         from steppe.runtimes.mpi.root import comm_world
 
         return comm_world()
 
     @property
     def rank(self) -> int:
-        """The number of this process among those that mpiexec started."""
+        """The rank of this process among those that mpiexec started."""
         return self._world()[0]
 
     @property
     def size(self) -> int:
-        """How many processes mpiexec started."""
+        """The number of processes that mpiexec started."""
         return self._world()[1]
 
     def train(
@@ -292,8 +297,8 @@ class DistAsyncQLearning(_SharedTableTrainer):
     ) -> TrainingStatistics:
         """Take `steps` steps over all ranks together, rounded up to whole episodes, in copies of `env`.
 
-        Another copy judges the best actions every `validation_every` steps, and at the end. Under mpiexec the other ranks stay in
-        their first call, so later calls take the same environment.
+        The greedy actions are evaluated in another copy every `validation_every` steps, and at the end. Under mpiexec
+        the other ranks stay in their first call, so later calls must pass the same environment.
         """
         references.stop_if_loading_main()
         _require_positive(steps=steps, validation_every=validation_every)
@@ -325,7 +330,7 @@ class DistAsyncQLearning(_SharedTableTrainer):
 
 
 def copy_given_env() -> Any:
-    """A copy of the environment that this process's DistAsyncQLearning was given."""
+    """Return a copy of the environment that was given to this process's DistAsyncQLearning."""
     if not _given_envs:
         raise UsageError("every rank must call train with an environment: start the same script on all of them")
     try:
@@ -338,7 +343,10 @@ def copy_given_env() -> Any:
 
 
 def validate(algorithm: BaseAlgorithm, env: Any, episodes: int) -> list[float]:
-    """Returns of whole episodes with the best actions, which learn nothing. With two agents in turns, as the first's."""
+    """Return the returns of whole episodes with greedy actions, without learning.
+
+    In turn-based games of two agents they are the first agent's returns.
+    """
     _require_positive(episodes=episodes)
     in_turns, limit = is_turn_based(env), step_limit(env)
     explored, algorithm.epsilon = algorithm.epsilon, 0.0
@@ -369,7 +377,7 @@ def _read_reports(directory: RunDirectory, topic: str, kind: Any) -> list[Any]:
 
 
 def _to_plain_option(value: Any) -> Any:
-    """An option of a learner as plain data, which another process can be told."""
+    """Return an option of a learner as plain data that can be sent to another process."""
     if isinstance(value, Schedule):
         return to_plain(value)
     return value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""MainLoop: a world, a memory and an agent become a plan; the plan is launched, watched and brought down."""
+"""MainLoop: make a plan from an environment, a replay buffer and an agent, launch it, supervise it and shut it down."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ from steppe.training.supervisor import Observer, Outcome, StopSignalHandler, Sup
 
 if (
     TYPE_CHECKING
-):  # compiled parts take as long to import as all the rest, and a loop without them does not need them here
+):  # type only: importing compiled modules takes as long as all other imports, and most loops do not need them
     from steppe.params.server import ParameterServer
 
 Callback = Callable[[RunView], object]
 LOOP_FILE, PARAMETERS_DIR = "loop.json", "parameters"
-RETRYABLE_REASONS = ("role_died", "out_of_memory")  # what another try may not meet again
+RETRYABLE_REASONS = ("role_died", "out_of_memory")  # faults that may not happen again in another attempt
 
 
 @typechecked
 def train(
     env: str | Callable[..., Any], *, algo: str | type = "ppo", callbacks: Sequence[Callback] = (), **settings: Any
 ) -> RunResult:
-    """Train an agent and return what came of it.
+    """Train an agent and return the run's result. Raises the fault of a run that failed.
 
     `settings` are the configuration's keys: `steps=200_000, actors=2, mode="async"`, the algorithm's hyperparameters
     (`learning_rate=3e-4`), or dotted ones in a dictionary (`**{"flow.max_lag": 4}`). A callback is called about five
-    times a second with the run's RunView; one that returns True ends the run, one that returns a dictionary of numbers adds
-    them to the run's curves.
+    times a second with the run's RunView; one that returns True ends the run, one that returns a dictionary of numbers
+    adds them to the run's curves.
     """
     references.stop_if_loading_main()
     mpi.join(settings.get("runtime"))
@@ -73,7 +73,7 @@ def train(
 
 
 def _to_references(value: Any) -> Any:
-    """A setting with its callables named, alone or in a list."""
+    """Replace callables by references to them, in a single value or in a list."""
     if isinstance(value, list | tuple):
         return [_to_references(item) for item in value]
     return references.make_reference(value) if callable(value) else value
@@ -93,17 +93,19 @@ def run_experiment(resolved: ResolvedConfig, *, observers: Sequence[Observer] = 
 
 @typechecked
 class MainLoop:
-    """Runs an experiment composed of parts. `run` goes by the configuration; `run_training` counts episodes.
+    """Runs an experiment composed of parts. `run` follows the configuration; `run_training` counts episodes.
 
-    Several workers are processes by default, where those can find environment and agent by name; otherwise, and with one
-    worker, everything takes turns in this process (`inline`). On both the agent and the pool that were given are the ones that
-    work, in place. On other runtimes they describe what each process builds, and the agent goes on from the final weights. Every
-    run begins with what the agent knows; counters and schedules begin anew. `config` has further settings by (dotted) name.
+    Several workers are processes by default, if those can import environment and agent by name; otherwise, and with one
+    worker, all roles take turns in this process (`inline`). On both runtimes the run uses the given agent and pool
+    themselves. On other runtimes they describe what each process builds, and the agent loads the final weights
+    afterwards. Every run starts with the agent's current weights; counters and schedules restart. `config` has further
+    settings by (dotted) name.
 
-    With a parameter server, or a ParameterClient of one elsewhere, workers push to it (mode `workers`): gradients, or deltas
-    where it takes those. It combines and applies them by its own rules while the run goes on, and writes its checkpoints on
-    its own schedule. Without one the loop keeps a store of its own, `parameter_server`, with the same statistics and
-    checkpoints. Parts of a user's own (core/contracts/components.py) are played by hand, in this process and one episode at a time.
+    With a parameter server, or a ParameterClient of a remote one, workers push to it (mode `workers`): gradients, or
+    deltas if it takes those. It aggregates and applies them by its own rules during the run, and writes its checkpoints
+    on its own schedule. Without one the loop keeps its own store, `parameter_server`, with the same statistics and
+    checkpoints. A user's own parts (core/contracts/components.py) are trained manually, in this process and one episode
+    at a time.
     """
 
     in_parallel = True  # whether several workers are processes by default
@@ -116,7 +118,7 @@ class MainLoop:
         parameter_server: ParameterSource | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        self._may_host_learner = True  # whether the learner is in this process where it can be
+        self._may_host_learner = True  # whether the learner runs in this process if it can
         self.environment: Any = environment
         self.replay_buffer: Any = replay_buffer
         self.agent: Any = agent
@@ -126,7 +128,7 @@ class MainLoop:
         self._supervisor: Supervisor | None = None
         self._running = False
         self._directory: RunDirectory | None = None
-        self._commands_after = 0  # commands up to this one were for an earlier life of the run
+        self._commands_after = 0  # commands up to this number were for an earlier attempt of the run
         self._init_from: str | None = None
         self._manual_run: ManualRun | None = None
         self._manual_trainer_or_none: ManualTrainer | None = None
@@ -140,7 +142,7 @@ class MainLoop:
         self._compose(config)
 
     def _compose(self, config: RunConfig | Mapping[str, Any] | None) -> None:
-        """Make one configuration of the parts, and let them know."""
+        """Merge the settings of all parts into one configuration, and apply it to environment and agent."""
         environment, agent = self._parts()
         decided = self._decided(environment)
         resolved = compose_config(environment, self.replay_buffer, agent, config, **decided)
@@ -151,10 +153,10 @@ class MainLoop:
         agent.bind(environment)
         if self._server is not None and environment.parameter_server is None:
             environment.parameter_server = self._server
-        self._init_from = self.config.init_from  # until the first run has begun with it
+        self._init_from = self.config.init_from  # cleared when the first run has started with it
 
     def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
-        """What the server and the loop itself have to say about the configuration."""
+        """Return the settings that the parameter server and the loop itself decide."""
         found: dict[str, Mapping[str, Any]] = {"usual": {"runtime": self._default_runtime(environment)}}
         if self._server is None:
             return found
@@ -163,11 +165,11 @@ class MainLoop:
         }
 
     def _default_runtime(self, environment: DistributedEnvironment) -> str:
-        """Where the actors live if nobody says: several of them side by side where they can."""
+        """Return the runtime if none is given: `processes` for several workers if possible, else `inline`."""
         return self._runtime(environment) if self.in_parallel and environment.num_workers > 1 else "inline"
 
     def _runtime(self, environment: DistributedEnvironment) -> str:
-        """`processes`, unless those could not find environment or agent by name."""
+        """Return `processes`, or `inline` if other processes could not import environment or agent by name."""
         agent = self._parts()[1]
         given: dict[str, Any] = {
             "env": environment.env,
@@ -177,13 +179,13 @@ class MainLoop:
         }
         try:
             make_plan(RunConfig(**given, mode="sync", runtime="processes"), environment.spec)
-        except (FactoryError, ConfigError):  # what else is wrong is said where the run is planned
+        except (FactoryError, ConfigError):  # other errors are reported when the run is planned
             return "inline"
         return "processes"
 
     @property
     def parameter_server(self) -> ParameterSource:
-        """The server that was given, or the loop's own store: in it are what was learned by calls of this loop so far."""
+        """The server that was given, or else the loop's own store, which holds what this loop has learned so far."""
         if self._server is not None:
             return self._server
         if self._store is None:
@@ -192,23 +194,23 @@ class MainLoop:
 
     @classmethod
     def of(cls, resolved: ResolvedConfig) -> MainLoop:
-        """The loop that a resolved configuration describes, parts and all."""
+        """Build the loop that a resolved configuration describes, with all its parts."""
         config = resolved.config
         environment = DistributedEnvironment(
             config.env, config.actors, device=config.flow.actor_device, config=config.environment, seed=config.seed
         )
         loop = cls(environment, None, DistributedAgent.of(config), config=config)
         loop.sources = resolved.sources
-        loop._may_host_learner = False  # this process watches, and needs neither torch nor the agent
+        loop._may_host_learner = False  # this process only supervises: it needs neither torch nor the agent
         return loop
 
     def run(self, observers: Sequence[Observer] = ()) -> RunResult:
-        """Run to the end that the configuration sets, and write everything down."""
+        """Run until the configuration's limit is reached, and record everything in the run's directory."""
         self._parts()
         return self._run(self.config, observers)
 
     def plan(self) -> Plan:
-        """The topology of the run, with everything a user can get wrong checked and nothing written."""
+        """Return the topology of the run. Checks every setting and writes nothing."""
         self._parts()
         return self._plan(self.config)
 
@@ -223,7 +225,7 @@ class MainLoop:
     ) -> dict[str, Any]:
         """Train for this many episodes in total over all workers, and return the run's summary.
 
-        Frequencies are in training episodes. Longer episodes are truncated. Raises what made a run fail.
+        Frequencies are in training episodes. Longer episodes are truncated. Raises the fault of a run that failed.
         """
         given = (total_episodes, max_steps_per_episode, evaluation_frequency, checkpoint_frequency)
         if self._manual_run is not None:
@@ -233,7 +235,7 @@ class MainLoop:
         return {**result.summary, "message": result.message, "path": str(result.path)}
 
     def run_single_episode(self) -> dict[str, Any]:
-        """Play one episode with the parts, remember it, learn what is due, and return its return, length and losses."""
+        """Play one episode, store it and run the updates that are due; return its return, length and losses."""
         self._require_here("an episode of one's own")
         return self._play(1000)
 
@@ -245,13 +247,16 @@ class MainLoop:
         return {"episode": self.episode, **found}
 
     def evaluate_policy(self, num_episodes: int = 10) -> dict[str, Any]:
-        """Play whole episodes with the best actions of the agent as it is now."""
+        """Play whole episodes with the greedy actions of the agent's current weights, and return their statistics."""
         self._require_here("an evaluation")
         found: dict[str, Any] = self.agent.evaluate_policy(num_episodes)
         return found
 
     def save_checkpoint(self, episode: int, path: str | Path | None = None) -> Path:
-        """Write agent, pool and parameter server into a directory, and return it. Runs keep checkpoints of their own besides."""
+        """Write agent, pool and parameter server into a directory, and return its path.
+
+        Runs write their own checkpoints in addition.
+        """
         self._require_here("a checkpoint")
         chosen = Path(path) if path is not None else self._default_checkpoint()
         chosen.mkdir(parents=True, exist_ok=True)
@@ -259,13 +264,13 @@ class MainLoop:
             self.replay_buffer.save_buffers(chosen / "replay")
         self.agent.save_checkpoint(chosen / "agent")
         server: Any = self._server or self._store
-        if hasattr(server, "save_checkpoint") and not hasattr(server, "url"):  # a remote server keeps its own
+        if hasattr(server, "save_checkpoint") and not hasattr(server, "url"):  # a remote server writes its own
             server.save_checkpoint(chosen / PARAMETERS_DIR)
         write_json(chosen / LOOP_FILE, {"episode": episode, "owed_updates": self._manual_trainer.pending_updates})
         return chosen
 
     def load_checkpoint(self, path: str | Path) -> int:
-        """Go on from what `save_checkpoint` wrote; returns its episode."""
+        """Continue from what `save_checkpoint` wrote; returns its episode."""
         self._require_here("a checkpoint")
         source = Path(path)
         if not (source / LOOP_FILE).exists():
@@ -281,7 +286,7 @@ class MainLoop:
         return self.episode
 
     def get_training_progress(self) -> dict[str, Any]:
-        """How far the newest run is, as of its last look around (five a second). May be called from any thread."""
+        """Return the progress of the newest run as of its last poll (five per second). Thread-safe."""
         if self._manual_run is not None:
             return {**self._manual_run.progress, "episode": self.episode}
         view = self._supervisor.view if self._supervisor else None
@@ -300,18 +305,18 @@ class MainLoop:
         }
 
     def stop_training(self) -> None:
-        """Ask the run under way to end with a checkpoint; from a callback or another thread."""
+        """Ask the current run to end with a checkpoint; from a callback or another thread."""
         running = self._require_running("stop")
         running.stop() if isinstance(running, ManualRun) else running.stop(
             "stop_requested", "stopped by stop_training()"
         )
 
     def pause_training(self) -> None:
-        """Let actors and learner rest until `resume_training`; from a callback or another thread."""
+        """Pause actors and learner until `resume_training`; from a callback or another thread."""
         self._require_running("pause").pause()
 
     def resume_training(self) -> None:
-        """Go on after `pause_training`."""
+        """Continue after `pause_training`."""
         self._require_running("resume").resume()
 
     def _run(self, config: RunConfig, observers: Sequence[Observer]) -> RunResult:
@@ -330,10 +335,10 @@ class MainLoop:
     def go_on(
         self, directory: RunDirectory, observers: Sequence[Observer] = (), *, commands_after: int | None = None
     ) -> RunResult:
-        """Run this loop's configuration in a directory that holds a run, from its newest whole checkpoint.
+        """Run this loop's configuration in the directory of an existing run, from its newest intact checkpoint.
 
-        One that was only created begins at its beginning. Commands up to `commands_after` were for an earlier life of the
-        run; if absent, all that there are.
+        A run that was only created starts from the beginning. Commands up to number `commands_after` were for an
+        earlier attempt of the run; default: all commands so far.
         """
         self._commands_after = directory.store.newest(COMMANDS) if commands_after is None else commands_after
         plan = self._plan(self.config)
@@ -372,7 +377,7 @@ class MainLoop:
         if config.runtime in ("processes", "kafka"):
             processes.start_fork_server(
                 torch=not config.agent.in_table
-            )  # imports it over there while this one looks at the world
+            )  # the fork server imports torch while this process probes the environment
         for device in (config.device, config.flow.actor_device):
             if device.startswith("cuda"):
                 from steppe.algorithms.nn.device import resolve_device
@@ -421,20 +426,23 @@ class MainLoop:
 
     @property
     def handle(self) -> Any:
-        """The newest run's roles as its runtime has them (runtimes/handle.py), or None before there is one."""
+        """The newest run's handle (runtimes/handle.py), or None before the first run."""
         return None if self._supervisor is None else self._supervisor.handle
 
     def _node_client(self) -> Any:
-        """What the learner of a cluster's node speaks to its server by; None: it connects by itself."""
+        """Return the client of the cluster's server for this node's learner; None: the learner connects by itself."""
         return None
 
     def _hosts_learner(self, plan: Plan) -> bool:
-        """Whether the learner is in this process while the actors are not; always where a parameter server was given."""
+        """Return whether the learner is in this process while the actors are not.
+
+        A run that pushes gradients does so only with a given parameter server.
+        """
         own_store = plan.config.by_gradients and self._server is None
         return self._may_host_learner and not own_store and plan.can_host_learner
 
     def _from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
-        """The same plan from the newest whole checkpoint, or from the beginning where there is none; told in the log."""
+        """Return the plan from the newest intact checkpoint, or from the beginning if there is none; logs an event."""
         checkpoint, damaged = latest_intact_checkpoint(directory)
         number = checkpoint.number if checkpoint else None
         details = {"checkpoint": number, "damaged": damaged, **(checkpoint.counters if checkpoint else {})}
@@ -465,7 +473,7 @@ class MainLoop:
             self._running = False
 
     def _sync_own_server(self) -> None:
-        """Let the loop's own store, where somebody has asked for it, know what was learned."""
+        """Copy what was learned into the loop's own store, if that was created."""
         if self._store is not None:
             push_difference(self._store, self.agent.get_policy_parameters())
 
@@ -484,14 +492,14 @@ class MainLoop:
         return ours
 
     def _parts(self) -> tuple[DistributedEnvironment, DistributedAgent]:
-        """Environment and agent of the house; a loop over others has no plan."""
+        """Return the built-in environment and agent. Raises UsageError for a user's own parts, which have no plan."""
         environment, agent = self.environment, self.agent
         if not isinstance(environment, DistributedEnvironment) or not isinstance(agent, DistributedAgent):
             raise UsageError("parts of your own are played by hand: use run_training or run_single_episode")
         return environment, agent
 
     def _given_server(self) -> Any:
-        """The server or client that was given: a type for it would have to be imported."""
+        """Return the given server or client, as Any: importing its type would import compiled modules."""
         return self._server
 
     def _default_checkpoint(self) -> Path:
@@ -511,7 +519,7 @@ class MainLoop:
 
 
 def latest_intact_checkpoint(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from, if there is one, and what is wrong with those that are newer."""
+    """Return the checkpoint to resume from, if there is one, and the errors of newer ones that are corrupt."""
     try:
         checkpoint = Checkpoints(directory.checkpoints, run=directory.key).latest()
     except DamagedFile as error:
@@ -520,9 +528,9 @@ def latest_intact_checkpoint(directory: RunDirectory) -> tuple[Checkpoint | None
 
 
 def finish_run(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunResult:
-    """Write a run's end down and return it."""
+    """Write the run's final status, summary and profile, and return its result."""
     directory.free_reserve()
-    with contextlib.suppress(DiskFull):  # whoever reads an unsaid end finds the run LOST, and may resume it
+    with contextlib.suppress(DiskFull):  # a run without a final status is reported LOST and can be resumed
         directory.store.set_status(outcome.state, outcome.reason, outcome.message)
     directory.board.flush()
     view.refresh()

@@ -1,4 +1,4 @@
-"""Looks after the number of actors of every run that goes on: says in its event log what it should be, and sets it if allowed to."""
+"""Autoscaling loop over all live runs: logs the recommended number of actors as events, and sets it if allowed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _AutoscaledRun:
 
 
 class AutoscaleLoop(PeriodicTask):
-    """Only runs whose number of actors can change are looked after."""
+    """Handles only runs whose number of actors can change."""
 
     def __init__(self, service: Service, how: Literal["recommend", "set"], policy: ScalingPolicy) -> None:
         super().__init__(NAME, POLL_INTERVAL_S, lambda: self.look(time.time()))
@@ -38,7 +38,7 @@ class AutoscaleLoop(PeriodicTask):
         self._refused: dict[str, str] = {}
 
     def look(self, now_s: float) -> None:
-        """One look at every run."""
+        """Poll every run once."""
         going = {run.id for run in self._service.list_runs().runs if run.state == "RUNNING"}
         self._runs = {run: tended for run, tended in self._runs.items() if run in going}
         for run in sorted(going):
@@ -52,7 +52,7 @@ class AutoscaleLoop(PeriodicTask):
     def _tend(self, run: str, now_s: float) -> None:
         actors = self._service.get_actors(run)
         if not actors.most or not actors.desired or actors.ready != actors.desired:
-            return  # fixed, switched off by hand, or still changing
+            return  # fixed, switched off manually, or still changing
         tended = self._runs.get(run) or self._begin(run, actors.most)
         tended.view.refresh()
         load = tended.load_windows.next(tended.view, actors.ready)

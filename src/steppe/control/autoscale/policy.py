@@ -1,9 +1,9 @@
-"""How many actors a run should have, from what learner and actors wait for.
+"""How many actors a run should have, from the waiting times of learner and actors.
 
-CPU use and queue length point the wrong way here: an actor is busy whether or not anybody can learn from what it collects, and
-experience that waits is not work left over but a policy that is old by the time it is learned from. What counts is who waits
-for whom: a learner that waits for experience needs more actors, actors that are held up by the learner are too many, and
-segments that are dropped for their age were collected for nothing.
+CPU use and queue length are misleading here: an actor is busy whether or not the learner can use what it collects, and
+queued experience is not remaining work but grows stale before it is learned from. The waiting times decide: a learner
+that waits for experience needs more actors, actors that are blocked by the learner are too many, and segments that are
+dropped for their age were collected in vain.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from steppe.records.view import RunView
 
 @dataclass(frozen=True)
 class ScalingPolicy:
-    """Limits, and how sure it has to be."""
+    """Limits and thresholds of scaling decisions."""
 
     least: int = 1
     most: int = 16
-    looks: int = 3  # in a row that must agree on the direction
+    looks: int = 3  # consecutive decisions that must agree on the direction
     rest_s: float = 60.0  # after a change, for its effect to show
     starving: float = 0.25  # learner's share of waiting from which on it lacks experience
-    flooded: float = 0.30  # actors' share of being held up from which on there are too many
+    flooded: float = 0.30  # actors' share of being blocked from which on there are too many
     dropped: float = 0.05  # share of segments too old to learn from, from which on there are too many
-    target_utilization: float = 0.90  # of its time the slower side is to be busy
-    max_growth: float = 2.0  # at most, in one step
+    target_utilization: float = 0.90  # share of its time that the slower side should be busy
+    max_growth: float = 2.0  # maximum factor of one step
 
 
 @dataclass(frozen=True)
 class RunLoad:
-    """One stretch of a run. Shares are 0 to 1."""
+    """Load of a run in one time window. Shares are 0 to 1."""
 
     actors: int
     waits: float  # the learner, for experience
     blocked: float  # the actors, by the learner; mean over actors
     dropped: float = 0.0  # segments too old, of all that arrived
     lag: float | None = None  # versions between collecting and learning, on average
-    samples_per_insert: float | None = None  # drawn from memory for each step that came in; None without a memory
-    samples_wanted: float | None = None  # what the run asks for
+    samples_per_insert: float | None = None  # sampled per inserted step; None without a replay buffer
+    samples_wanted: float | None = None  # what the run's configuration asks for
 
     @property
     def missing_samples_share(self) -> float:
-        """The share of learning that the memory's experience should have had and did not get."""
+        """Share of the configured samples per insert that was not sampled."""
         if not self.samples_wanted or self.samples_per_insert is None:
             return 0.0
         return max(0.0, 1.0 - self.samples_per_insert / self.samples_wanted)
@@ -54,7 +54,7 @@ class RunLoad:
 
 @dataclass(frozen=True)
 class ScalingDecision:
-    """How many actors there should be, and why; `act` once it is sure."""
+    """The recommended number of actors, and the reason; `act` once it should be set."""
 
     actors: int
     wanted: int
@@ -64,7 +64,7 @@ class ScalingDecision:
 
 
 def decide_scaling(load: RunLoad, policy: ScalingPolicy) -> ScalingDecision:
-    """What one stretch says."""
+    """Return the decision for one window."""
     reason, target, why = _target_actors(load, policy)
     bounded = max(policy.least, min(policy.most, target, math.ceil(load.actors * policy.max_growth)))
     words = f"{why}: {_describe_change(load.actors, bounded)}"
@@ -113,14 +113,14 @@ def _describe_change(now: int, then: int) -> str:
 
 @dataclass
 class Autoscaler:
-    """Hysteresis over a run's stretches: nothing changes until several looks agree, nor soon after a change."""
+    """Hysteresis over a run's windows: nothing changes until several decisions agree, nor soon after a change."""
 
     policy: ScalingPolicy
     _recent: deque[ScalingDecision] = field(default_factory=deque)
     _cooldown_until_s: float = 0.0
 
     def look(self, load: RunLoad, now_s: float) -> ScalingDecision:
-        """Advice on the newest stretch; with `act` it is to be carried out, at the most cautious of the agreeing numbers."""
+        """Return the decision for the newest window; with `act`, set the most cautious of the agreeing numbers."""
         advice = decide_scaling(load, self.policy)
         if now_s < self._cooldown_until_s or (self._recent and self._recent[-1].actors != load.actors):
             self._recent.clear()
@@ -143,13 +143,13 @@ def _sign(number: int) -> int:
 
 
 class LoadWindows:
-    """Cuts a run's ever-growing totals into stretches."""
+    """Splits a run's cumulative totals into windows."""
 
     def __init__(self) -> None:
         self._before: tuple[dict[str, dict[str, float]], int, int, dict[str, float]] | None = None
 
     def next(self, view: RunView, actors: int, least_s: float = 5.0) -> RunLoad | None:
-        """What happened since the last stretch; None while that is less than `least_s` of the learner's time."""
+        """Return the load since the last window; None while that is less than `least_s` of the learner's time."""
         if view.training is None:
             return None
         old, learned = view.training.dropped.get("too_old", 0), sum(view.training.lags.values())

@@ -1,1 +1,1 @@
-"""Where runs of a service are carried out: processes elsewhere, Kubernetes, Kafka."""
+"""Backends that execute the runs of a service: external processes, Kubernetes, Kafka."""

@@ -1,4 +1,4 @@
-"""What scales a run: how many of each role are wanted, and how many are there. Machines and clusters do it in their own way."""
+"""Contract of an orchestrator: desired and observed replicas of each role. Every kind of cluster implements it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ ROLES = (ACTOR, LEARNER, MANAGER)
 
 @dataclass(frozen=True)
 class RoleStatus:
-    """What was last seen of one role, and why some of it is not ready."""
+    """The last observed state of one role, and why some replicas are not ready."""
 
     ready: int = 0
     starting: int = 0
     ending: int = 0
-    old: int = 0  # made for settings that have changed since
+    old: int = 0  # started with settings that have changed since
     restarts: int = 0
     trouble: str | None = None
     exit_code: int | None = None  # of the last process that ended
-    complete: bool = False  # one has said that the run has come to its end
+    complete: bool = False  # one has reported that the run is complete
 
     @property
     def there(self) -> int:
-        """All that have not ended."""
+        """Number of replicas that have not ended."""
         return self.ready + self.starting + self.ending
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The run that is to be trained: its name and settings, and the state of both for whoever changes them."""
+    """The run to train: its name and settings, and their version for optimistic locking."""
 
     run: str
     settings: str  # TOML
@@ -38,28 +38,31 @@ class RunSpec:
 
 
 class Orchestrator(Protocol):
-    """Blocking, for several threads. Unreachable while nobody answers; Conflict where somebody else decides."""
+    """Scales the roles of a run. Blocking and thread-safe.
+
+    Methods raise Unreachable while the cluster does not answer, and Conflict if another owner decides.
+    """
 
     def wanted(self, role: str) -> int:
-        """How many there are to be."""
+        """Return the desired number of replicas."""
 
     def scale(self, role: str, count: int) -> None:
-        """Have so many; whoever goes is asked to, and hands over what it has."""
+        """Set the number of replicas; those that end are asked to, and hand over what they have collected."""
 
     def seen(self, role: str, digest: str) -> RoleStatus:
-        """As of the last news; `digest` is that of the settings which it should have."""
+        """Return the last observed state; `digest` identifies the settings that the replicas should have."""
 
     def described(self) -> RunSpec:
-        """Which run is to be trained."""
+        """Return the run to train."""
 
     def describe(self, run: str, settings: str, version: str) -> None:
-        """Change that, unless somebody else has since `version`."""
+        """Change the run to train; raises Conflict if it was changed after `version`."""
 
     def roll(self, role: str, digest: str) -> None:
-        """Replace all of a role by ones that read the settings anew."""
+        """Replace all replicas of a role, so that they read the settings again."""
 
     @property
     def lost(self) -> str | None:
-        """Why what was seen may be old; None while news come."""
+        """Why the observed state may be outdated; None while updates arrive."""
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""The operations of control/service.py for one run over Kafka whose roles others start and stop, such as those of compose.
+"""The operations of control/service.py for one externally managed run over Kafka, such as one started by compose.
 
-What is known of the run, and what is asked of it, goes over Kafka (kafka_mirror.py). Processes are none of the service's business:
-what would need them is refused, with what to do instead.
+State and commands of the run travel over Kafka (kafka_mirror.py). The service manages no processes: operations that
+need them are refused with a hint.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from steppe.records.store import (
 from steppe.records.view import ENDED
 from steppe.runtimes.kafka.manifest import RunManifest, find_manifest
 
-START_S = 600.0  # how long others may take to start a learner
-STOP_S = 120.0  # how long a learner may take for its last checkpoint
+START_S = 600.0  # time for the operator to start a learner
+STOP_S = 120.0  # time for a learner to write its last checkpoint
 POLL_INTERVAL_S = 1.0
 START_REQUESTED = "start_requested"
 SCALING_HINT = "actors are started and stopped where they run: docker compose up --scale actor=N --no-recreate"
@@ -44,10 +44,13 @@ State = tuple[str, str | None, str | None]
 
 
 class ExternalRunService(Service):
-    """May be used by several threads. `tend` is to be called about twice a second; until the run has begun there is none."""
+    """Operations on one external run. Thread-safe. Call `reconcile` about twice a second.
+
+    There is no run until its learner has started it.
+    """
 
     def __init__(self, run: str, kafka: KafkaConfig, bounds: Bounds | None = None) -> None:
-        """`run` is its name; Unreachable when no broker answers."""
+        """`run` is the name of the run; raises Unreachable if no broker answers."""
         super().__init__(bounds, kafka)
         self._run, self._brokers = run, kafka
         self._kafka_mirror: KafkaMirror | None = None
@@ -62,14 +65,14 @@ class ExternalRunService(Service):
 
     @operation("control")
     def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
-        """Refused: the run is its learner's to create."""
+        """Refuse: the run's learner creates it."""
         raise UsageError(
             f"this service looks after {self._run}, which its learner creates: start another learner with --run and a service for it"
         )
 
     @operation("control")
     def start_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Let a run that was stopped go on as soon as its roles are started again."""
+        """Allow a stopped run to resume as soon as its roles are started again."""
         directory = self._directory(run)
         with self._lock:
             status = directory.store.status()
@@ -85,28 +88,28 @@ class ExternalRunService(Service):
 
     @operation("control")
     def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Stop every role, the learner with a checkpoint."""
+        """Stop every role; the learner writes a checkpoint."""
         return self._command(run, "stop", issuer, expected, desired="stopped", deadline_s=STOP_S)
 
     @operation("admin")
     def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Refused: its processes are elsewhere."""
+        """Refuse: its processes are on other machines."""
         raise UsageError("the processes of this run are not this service's: docker compose kill")
 
     @operation("admin")
     def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
-        """Refused: it would be found again on Kafka."""
+        """Refuse: the run would be found again on Kafka."""
         raise UsageError("this service looks after one run alone: stop the service to forget it")
 
     @operation("read")
     def get_actors(self, run: str) -> models.Actors:
-        """Actors seen; how many there are to be is not said here."""
+        """Return the observed actors; their desired number is not known here."""
         told = super().get_actors(run)
         return told.model_copy(update={"desired": told.ready, "most": 0})
 
     @operation("control")
     def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
-        """Refused: see `SCALING`."""
+        """Refuse: see `SCALING_HINT`."""
         self._directory(run)
         raise UsageError(SCALING_HINT)
 
@@ -114,7 +117,7 @@ class ExternalRunService(Service):
     def set_hyperparameters(
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
     ) -> models.Effects:
-        """Change settings with the next update; others are in the file that the learner is started with."""
+        """Change live settings with the next update; others are in the file that the learner is started with."""
         live = tunable_fields(self._config(self._directory(run)))
         fixed = sorted(set(values) - set(live))
         if fixed:
@@ -125,7 +128,7 @@ class ExternalRunService(Service):
 
     @operation("read")
     def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> models.Logs:
-        """Where the lines are: with the roles."""
+        """Return where the log lines are: with the roles."""
         self._directory(run)
         words = "whoever runs the roles keeps them: docker compose logs --follow learner (or actor, manager)"
         return models.Logs(
@@ -133,7 +136,7 @@ class ExternalRunService(Service):
         )
 
     def reconcile(self) -> None:
-        """Take over what the run says, and finish operations."""
+        """Update the run's state from its reports, and finish operations."""
         if time.monotonic() - self._looked_s < POLL_INTERVAL_S:
             return
         with self._lock:
@@ -141,13 +144,13 @@ class ExternalRunService(Service):
             try:
                 self._look()
             except SteppeError:
-                return  # readiness says so; the next look may find it well again
+                return  # readiness reports it; the next poll may succeed
             if self._kafka_mirror is not None:
                 self._update_state(self._kafka_mirror)
             super().reconcile()
 
     def _look(self) -> None:
-        """Begin to follow the run, or take over what it has become."""
+        """Start to mirror the run, or apply its newer manifest."""
         charter = self._kafka_mirror.manifest if self._kafka_mirror else find_manifest(self._brokers, self._run)
         if charter is None or charter == self._manifest:
             return
@@ -167,7 +170,7 @@ class ExternalRunService(Service):
             self._kafka_mirror.start()
 
     def _update_state(self, following: KafkaMirror) -> None:
-        """Keep the run's state in its store what its reports say."""
+        """Update the run's state in its store from its reports."""
         store = self._directory(self._run).store
         before = store.status()
         with self.run_view(self._run) as view:
@@ -177,7 +180,7 @@ class ExternalRunService(Service):
         store.heartbeat()
 
     def _refreshed_operation(self, record: dict[str, Any]) -> models.Operation:
-        """As ever, but for a run that does not stop: there is nothing here to kill."""
+        """Refresh an operation; a stop that times out fails, as there is no process to kill here."""
         late = time.time() - record["created_s"] > record["details"].get("deadline_s", STOP_S)
         if record["state"] == "pending" and record["kind"] == "stop" and late:
             with self._lock:
@@ -199,12 +202,12 @@ class ExternalRunService(Service):
 
 
 def _derive_state(before: Status, report: TrainingReport | None, word: str) -> State | None:
-    """What the newest report means; None while that is what was known."""
+    """Return the state that follows from the newest report; None if it does not change."""
     fresh = report is not None and time.time() - report.time_s < LOST_AFTER_S
     if report is not None and fresh and not report.final:
         return (PAUSED, "pause_requested", None) if word == "pause" else (RUNNING, None, None)
     if before.reason == START_REQUESTED:
-        return None  # whoever starts it may take his time
+        return None  # the operator may take any time to start it
     if report is None:
         return STARTING, None, "waits for its learner"
     if word == "finish":

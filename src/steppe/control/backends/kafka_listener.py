@@ -1,5 +1,7 @@
-"""Hears on Kafka which of the service's runs are to be started. What else is asked of a run is carried out by its own supervisor
-(runtimes/kafka/launch.py); of one that is not under way, there is none."""
+"""Listen on Kafka for commands to start runs of this service.
+
+Other commands are executed by a run's own supervisor (runtimes/kafka/launch.py), which exists only while the run does.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,13 @@ from steppe.transport.kafka.client import (
 from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
 POLL_INTERVAL_S = 0.5
-MAX_CLOCK_SKEW_S = 60.0  # that this clock and the brokers' may differ by
-CURSOR_FILE = (
-    "heard.json"  # how far the topic was heard: what is asked while no service is up is carried out by the next one
-)
-MAX_NAME_CHARS = 100  # characters of a run's name that a stranger may put into the audit
+MAX_CLOCK_SKEW_S = 60.0  # maximum difference between this clock and the brokers'
+CURSOR_FILE = "heard.json"  # next offset to read: commands sent while no service is up are executed by the next one
+MAX_NAME_CHARS = 100  # maximum length of an untrusted run name in the audit log
 
 
 class StartCommandListener(PeriodicTask):
-    """Between `start` and `stop`. While no broker answers, or without the right to read commands, it waits."""
+    """Listens between `start` and `stop`. Waits while no broker answers, or without permission to read commands."""
 
     required_for_readiness = True
 
@@ -48,10 +48,10 @@ class StartCommandListener(PeriodicTask):
         super().__init__("hearing", POLL_INTERVAL_S, self.look)
         self._service, self._connection = service, KafkaConnection(config, "")
         self._topic, self._path = self._connection.topic(COMMANDS), service.private / CURSOR_FILE
-        self._since_s = time.time() - MAX_CLOCK_SKEW_S  # before brokers first answer, a run may be made and asked for
+        self._since_s = time.time() - MAX_CLOCK_SKEW_S  # a run may be created and requested before brokers first answer
         self._partition_reader: PartitionReader | None = None
         self._dead_letters = DeadLetterQueue(self._connection, SERVICE, self._note)
-        self._next: int | None = None  # the offset of the first message that was not heard yet
+        self._next: int | None = None  # the offset of the first unread message
 
     def stop(self) -> None:
         super().stop()
@@ -59,7 +59,7 @@ class StartCommandListener(PeriodicTask):
         self._dead_letters.close()
 
     def look(self) -> None:
-        """Hear what is new; Unreachable while no broker answers. What was begun is answered by the CommandPublisher."""
+        """Read new commands; raises Unreachable without brokers. CommandPublisher answers started operations."""
         try:
             self._partition_reader = self._partition_reader or self._open_reader()
             before = self._next
@@ -100,16 +100,16 @@ class StartCommandListener(PeriodicTask):
         self._next = message.offset() + 1
 
     def _note(self, details: Mapping[str, Any]) -> None:
-        """What was refused is in the audit: it is of no run, or of any."""
+        """Record a refusal in the audit log, as it belongs to no known run."""
         self._service.ledger.audit("kafka", "control", "hear", None, f"refused: {details['message']}")
 
     def _handle_safely(self, message: Message, record: Mapping[str, Any]) -> None:
-        """A command that cannot be carried out for whatever reason must not be in the way of the next."""
+        """Handle a command; one that fails for any reason must not block the next."""
         try:
             self._hear(decode_headers(message).get("run", b"").decode(errors="replace"), record)
         except (SteppeError, OSError):
             raise
-        except Exception as error:  # noqa: BLE001 - it is told where it is parked
+        except Exception as error:  # noqa: BLE001 - the reason is in the dead-letter queue
             self._dead_letters.refuse(message, f"it could not be carried out: {type(error).__name__}: {error}"[:300])
 
     def _hear(self, named: str, record: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ class StartCommandListener(PeriodicTask):
         try:
             reason = self._execute(run, record, issuer) if run else "there is no such run over Kafka here"
         except (Unreachable, RunFailed):
-            raise  # it is heard again when brokers answer
+            raise  # it is read again when brokers answer
         except SteppeError as error:
             reason = str(error)
         self._service.ledger.audit(
@@ -128,7 +128,7 @@ class StartCommandListener(PeriodicTask):
             self._tell(run, record, reason)
 
     def _own(self, named: str) -> str | None:
-        """The run of that name, or name and key, if it is one of the service's; what others have is theirs to answer."""
+        """Return the run of that name, or name and key, if it belongs to this service; others answer for theirs."""
         try:
             found = self._service.get_run(named.partition("~")[0])
         except (DamagedFile, RunNotFound):
@@ -138,7 +138,7 @@ class StartCommandListener(PeriodicTask):
         return found.id if ours else None
 
     def _execute(self, run: str, record: Mapping[str, Any], issuer: str) -> str | None:
-        """None when it is begun, otherwise why it is not."""
+        """Return None if the run was started, otherwise the reason why not."""
         directory, ledger, key = self._directory(run), self._service.ledger, f"kafka:{record.get('id')}"
         charter = find_manifest(self._connection.config, wire_name(directory))
         reason = stale_reason(record, directory.id, charter.generation if charter else 0, time.time())
@@ -156,7 +156,7 @@ class StartCommandListener(PeriodicTask):
         return None
 
     def _tell(self, run: str, record: Mapping[str, Any], reason: str | None) -> None:
-        """In the run's event log, here and on Kafka."""
+        """Write the result to the run's event log, here and on Kafka."""
         directory = self._directory(run)
         publish_result(KafkaConnection(self._connection.config, wire_name(directory)), directory, record, reason)
 

@@ -1,5 +1,8 @@
-"""Copies what the roles of a run report on Kafka into a run's directory here, where the service reads it like any other run's;
-and the other way round what the service asks of it there."""
+"""Mirror a run between Kafka and its local directory.
+
+Reports of the roles are copied into the directory, where the service reads them like any other run's; commands of the
+service are copied to Kafka.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +26,32 @@ from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
 POLL_INTERVAL_S = 1.0
 MIRRORED_TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS)
-BATCH = 2_000  # records of a topic that are copied at once
-CURSOR_FILE = "followed.json"  # how far each topic has been copied: a service that is started again goes on there
+BATCH = 2_000  # records of a topic per copy
+CURSOR_FILE = "followed.json"  # offsets up to which each topic was copied: a restarted service continues there
 ROLE = "service"
 
 
 @contextlib.contextmanager
 def command_if_reachable(config: KafkaConfig, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The command of an operation, which `Following` sends to the roles; Unreachable, and nothing is sent, without brokers."""
+    """Yield the command of an operation, which KafkaMirror sends to the roles; raises Unreachable without brokers."""
     KafkaConnection(config, "").fetch_metadata(BROKER_TIMEOUT_S)
     yield to_command(record)
 
 
 class KafkaMirror(PeriodicTask):
-    """Between `start` and `stop`. While no broker answers, or the run has not begun, it waits."""
+    """Mirrors between `start` and `stop`. Waits while no broker answers or the run has not started."""
 
     def __init__(self, directory: RunDirectory, config: KafkaConfig) -> None:
         super().__init__("following", POLL_INTERVAL_S, self.look)
         self.run = directory.id
         self.manifest: RunManifest | None = None
-        self.word = MANIFEST  # the newest that everybody was told
+        self.word = MANIFEST  # the newest command to all roles
         self._store, self._path, self._config = directory.store, directory.path / CURSOR_FILE, config
         self._cursors = dict.fromkeys((*MIRRORED_TOPICS, COMMANDS), 0)
         with contextlib.suppress(DamagedFile, FileNotFoundError):
             self._cursors |= read_json(self._path)
         back = BATCH * len(MIRRORED_TOPICS)
-        self._possibly_copied = {  # what a service that was killed may have copied without saying so
+        self._possibly_copied = {  # records that a killed service may have copied without saving its offsets
             topic: {
                 _record_key(record) for _, record in self._store.read(topic, max(0, self._store.newest(topic) - back))
             }
@@ -56,14 +59,14 @@ class KafkaMirror(PeriodicTask):
         }
         self._board: KafkaBoard | None = None
         self._dead_letters: DeadLetterQueue | None = None
-        self._commands = 0  # the end of commands.control when it was looked at last
+        self._commands = 0  # the end offset of commands.control at the last poll
 
     def stop(self) -> None:
         super().stop()
         self._leave()
 
     def look(self) -> None:
-        """Copy what is new; Unreachable while no broker answers."""
+        """Copy new records; raises Unreachable while no broker answers."""
         board = self._board = self._refresh_board(self._board) if self._board is not None else self._joined()
         if board is None:
             return
@@ -77,7 +80,7 @@ class KafkaMirror(PeriodicTask):
             self._dead_letters.progress()
 
     def _joined(self, charter: RunManifest | None = None) -> KafkaBoard | None:
-        """The run as its newest charter has it: one that was begun anew is another one on Kafka."""
+        """Join the run of the newest manifest: a restarted run is a different one on Kafka."""
         self._leave()
         self.manifest = charter or find_manifest(self._config, self.run)
         if self.manifest is None:
@@ -91,11 +94,11 @@ class KafkaMirror(PeriodicTask):
         return board
 
     def _refresh_board(self, board: KafkaBoard) -> KafkaBoard | None:
-        """The same board, or that of a run that was begun anew since; what everybody was told meanwhile is known then."""
+        """Return the same board, or that of a run that was restarted since; also reads newer control commands."""
         end, since = board.end(COMMANDS), self._commands
         if end == since:
             return board
-        since = since if since < end else 0  # beyond its end: the topic was made anew
+        since = since if since < end else 0  # beyond its end: the topic was recreated
         newer = find_manifest(self._config, self.run, since)
         if newer is not None:
             return self._joined(newer)
@@ -105,7 +108,7 @@ class KafkaMirror(PeriodicTask):
         return board
 
     def _ask(self, board: KafkaBoard) -> None:
-        """Asked twice by a service that was killed in between, a command is carried out once: it has an id."""
+        """Send new commands. A killed service may send one twice; its id makes it idempotent."""
         for number, command in self._store.read(COMMANDS, self._cursors[COMMANDS]):
             assert self.manifest is not None
             about = {"run": self.run, "generation": self.manifest.generation}
@@ -120,11 +123,11 @@ class KafkaMirror(PeriodicTask):
             if _record_key(record) not in known and not told_here:
                 self._store.post(topic, record)
         last = found[-1][0] if found else 0
-        # Behind the last, what other runs said: it is passed over once and not again.
+        # Records of other runs after the last one are skipped once.
         self._cursors[topic] = last if len(found) == BATCH else max(last, end)
 
     def _refuse(self, message: Message, reason: str) -> None:
-        """Records of commands.control are the learner's to park."""
+        """Park an invalid record, except those of commands.control, which the learner parks."""
         if self._dead_letters is not None and message.topic() != self._config.prefix + COMMANDS:
             self._dead_letters.refuse(message, reason)
 

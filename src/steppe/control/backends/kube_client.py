@@ -1,7 +1,7 @@
-"""The Scaler of a Kubernetes namespace: the scale subresource, one ConfigMap, and a watch on the pods.
+"""The Orchestrator of a Kubernetes namespace: the scale subresource, one ConfigMap, and a watch on the pods.
 
-`replicas` belongs to whoever says so first: another owner (an autoscaler, `kubectl scale`) is reported, never overruled.
-The client's calls live on a loop of their own thread, where the watch is too; callers wait for theirs.
+The first owner of `replicas` keeps it: another owner (an autoscaler, `kubectl scale`) is reported, never overruled.
+Client calls and the watch run on the event loop of their own thread; callers block until their call returns.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from steppe.control.backends.base import ROLES, RoleStatus, RunSpec
 from steppe.core.contracts.errors import ConfigError, Conflict, Unreachable, UsageError
 
 DEPLOYMENT_NAMES = {role: f"steppe-{role}" for role in ROLES}
-RUN_CONFIG_MAP = "steppe-run"  # the ConfigMap that says which run the namespace trains
+RUN_CONFIG_MAP = "steppe-run"  # names the run that the namespace trains
 ROLE_LABEL, DIGEST_ANNOTATION = "steppe.dev/role", "steppe.dev/settings"  # label, annotation
-FIELD_MANAGER = "steppe"  # the name under which fields are ours
-COMPLETE_MESSAGE = "complete"  # what a learner leaves as its last word when the run has come to its end
-UNSET_FIELD_MANAGER = "before-first-apply"  # what the API server calls the owner of what nobody has said yet
+FIELD_MANAGER = "steppe"  # owner name of the fields that this service sets
+COMPLETE_MESSAGE = "complete"  # termination message of a learner whose run is complete
+UNSET_FIELD_MANAGER = "before-first-apply"  # the API server's name for the owner of a field that was never applied
 CALL_S = 20.0
-WATCH_S = 60  # a watch is begun anew after so long: a connection that died silently is noticed
-RETRY_BACKOFF_S = (0.2, 5.0)  # between attempts, at first and at most
+WATCH_S = 60  # a watch is restarted after this time, so that a silently dead connection is noticed
+RETRY_BACKOFF_S = (0.2, 5.0)  # between attempts: initial and maximum
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
@@ -38,10 +38,10 @@ Result = TypeVar("Result")
 
 
 class KubernetesClient:
-    """May be used by several threads until `close`. Needs what deploy/k8s/base/rbac.yaml allows, and no more."""
+    """Thread-safe until `close`. Needs only the permissions in deploy/k8s/base/rbac.yaml."""
 
     def __init__(self, namespace: str) -> None:
-        """In a pod by its service account, otherwise by kubeconfig."""
+        """Connect with the service account in a pod, otherwise with kubeconfig."""
         self.name = namespace
         self.lost: str | None = "the watch has not begun"
         self._pods: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class KubernetesClient:
         self._watching = asyncio.ensure_future(self._watch())
 
     def close(self) -> None:
-        """End the watch and let go of the connection."""
+        """Stop the watch and close the connection."""
         with contextlib.suppress(Unreachable):
             self._wait(self._close_client())
         self._end()
@@ -79,7 +79,7 @@ class KubernetesClient:
     async def _close_client(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
-        # Before the watch ends: one that ends by itself says goodbye, and nobody knows how long that takes.
+        # Before the watch ends: a watch that ends by itself closes its connection gracefully, which may take any time.
         await self._client.close()
         if self._watching is not None:
             with contextlib.suppress(asyncio.CancelledError):
@@ -152,7 +152,7 @@ class KubernetesClient:
         )
 
     async def _watch(self) -> None:
-        """Keep `_pods` what the cluster says. After any loss everything is listed anew: nothing is missed, nothing kept."""
+        """Keep `_pods` equal to the cluster's state. After any error all pods are listed again: no change is missed."""
         pause_s = RETRY_BACKOFF_S[0]
         while True:
             try:
@@ -195,7 +195,7 @@ class KubernetesClient:
         return str(pod.metadata.resource_version)
 
     def _track_pod(self, pod: Any, *, new: bool) -> None:
-        """How one before it ended says nothing of a new pod, whose own end may never be seen."""
+        """Store a pod and its exit code. A new pod clears its predecessor's code: its own may never be observed."""
         self._pods[pod.metadata.name], role = pod, pod.metadata.labels[ROLE_LABEL]
         if new:
             self._exit_codes.pop(role, None)
@@ -218,7 +218,7 @@ class KubernetesClient:
 
 
 async def _watch_events(stream: Any) -> Any:
-    """What a watch says, with its connection closed behind it."""
+    """Yield the events of a watch, and close its connection afterwards."""
     try:
         async for event in stream:
             yield event["type"], event["object"]
@@ -231,7 +231,7 @@ def _pod_condition(pod: Any, kind: str) -> str | None:
 
 
 def _terminated_states(pod: Any) -> list[Any]:
-    """How the pod's containers ended last, of those that have."""
+    """Return the last terminated state of each container that has one."""
     found = [
         status.state.terminated or (status.last_state and status.last_state.terminated)
         for status in pod.status.container_statuses or ()
@@ -244,7 +244,7 @@ def _count_restarts(pod: Any) -> int:
 
 
 def _not_ready_reason(pod: Any) -> str | None:
-    """Why a pod is not ready, where the cluster says so."""
+    """Return why a pod is not ready, if the cluster reports a reason."""
     for status in pod.status.container_statuses or ():
         waiting, before = status.state.waiting, status.last_state and status.last_state.terminated
         if waiting and waiting.reason not in (None, "ContainerCreating", "PodInitializing"):

@@ -1,7 +1,7 @@
-"""The operations of control/service.py for the run of a cluster: what a Scaler wants and sees stands in for processes of this machine.
+"""The operations of control/service.py for the run of a cluster, with an Orchestrator in place of local processes.
 
-A namespace trains one run. Its settings are in the cluster; what is known of it is kept in a directory like any run's, so that
-lists, curves, events and diagnoses are read in the same way.
+A namespace trains one run. Its settings are in the cluster; its reports are stored in a local directory like any run's,
+so that lists, curves, events and diagnoses are read in the same way.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from steppe.control.backends.kafka_mirror import KafkaMirror
     from steppe.core.config.run import KafkaConfig
 
-ROLLOUT_TIMEOUT_S = 600.0  # how long pods may take to come and go
-SETTLED_BY_CLUSTER = "cluster"  # who settles an operation whose outcome is seen in pods (model.Operation.settled_by)
+ROLLOUT_TIMEOUT_S = 600.0  # time for pods to start and stop
+SETTLED_BY_CLUSTER = "cluster"  # value of models.Operation.settled_by if the outcome is observed in pods
 OperationOutcome = tuple[str, str | None] | None
 
 
@@ -62,10 +62,10 @@ class CurrentRun:
 
 
 class KubernetesService(Service):
-    """May be used by several threads. `tend` is to be called about twice a second."""
+    """Operations on the run of a cluster. Thread-safe. Call `reconcile` about twice a second."""
 
     def __init__(self, scaler: Orchestrator, bounds: Bounds | None = None, kafka: KafkaConfig | None = None) -> None:
-        """With `kafka`, what the roles report there is read too."""
+        """With `kafka`, the service also reads what the roles report there."""
         super().__init__(bounds)
         self._scaler, self._kafka = scaler, kafka
         self._kafka_mirror: KafkaMirror | None = None
@@ -82,14 +82,14 @@ class KubernetesService(Service):
 
     @operation("read")
     def get_readiness(self) -> models.Health:
-        """Whether runs can be read, and the cluster answers."""
+        """Return whether runs can be read and the cluster answers."""
         if self._scaler.lost is not None:
             return models.Health(status="unavailable", detail=f"no news of the cluster: {self._scaler.lost}")
         return super().get_readiness()
 
     @operation("control")
     def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
-        """Let the cluster train another run: its settings go there, and everybody reads them anew."""
+        """Make the cluster train another run: write its settings there and replace all roles, which then read them."""
         settings = _requested_settings(self._resolve_request(request)[0], models.to_settings(request))
         with self._lock:
             current = self._look()
@@ -106,45 +106,45 @@ class KubernetesService(Service):
 
     @operation("control")
     def start_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Have a learner, which goes on from the newest checkpoint."""
+        """Scale the learner to 1; it resumes from the newest checkpoint."""
         done = self._scaled("start", run, LEARNER, 1, issuer, expected, desired="running")
-        if self._kafka_mirror is not None and self._kafka_mirror.word == "pause":  # the learner would find that again
+        if self._kafka_mirror is not None and self._kafka_mirror.word == "pause":  # the learner would read that again
             resume = to_command(new_operation("resume", run, issuer, deadline_s=ROLLOUT_TIMEOUT_S))
             self._directory(run).store.post(COMMANDS, resume)
         return done
 
     @operation("control")
     def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Have no learner: it makes a checkpoint before it goes."""
+        """Scale the learner to 0; it writes a checkpoint before it ends."""
         return self._scaled("stop", run, LEARNER, 0, issuer, expected, desired="stopped")
 
     @operation("control")
     def pause_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Let actors and learner rest, which hear of it over Kafka."""
+        """Pause actors and learner by a command over Kafka."""
         self._require_brokers(run)
         return self._command(run, "pause", issuer, expected, desired="paused", allowed_states=(RUNNING,))
 
     @operation("control")
     def resume_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Let a paused run go on."""
+        """Continue a paused run."""
         self._require_brokers(run)
         return self._command(run, "resume", issuer, expected, desired="running", allowed_states=(PAUSED,))
 
     @operation("admin")
     def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Refused: the service may not kill pods."""
+        """Refuse: the service may not kill pods."""
         raise UsageError("this service may not kill pods: scale the learner to 0, or ask the cluster's administrator")
 
     @operation("admin")
     def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
-        """Forget a run that the cluster no longer trains; its checkpoints stay on their volume."""
+        """Delete the local record of a run that the cluster no longer trains; its checkpoints stay on their volume."""
         if run == self._look().run:
             raise Conflict(f"{run} is the run of this cluster: create another one first")
         super().delete_run(run, issuer, expected)
 
     @operation("read")
     def get_actors(self, run: str) -> models.Actors:
-        """Actors wanted and seen."""
+        """Return the desired and observed actors."""
         if not self._is_current(run):
             return super().get_actors(run)
         wanted, seen = self._scaler.wanted(ACTOR), self._seen(ACTOR)
@@ -154,14 +154,14 @@ class KubernetesService(Service):
 
     @operation("control")
     def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
-        """Have so many actors; those that go hand over what they have."""
+        """Set the number of actors; those that end hand over what they have collected."""
         if not 0 <= count <= self._most():
             raise UsageError(f"actors={count}: this run has room for 0 to {self._most()}")
         return self._scaled(SCALE, run, ACTOR, count, issuer, expected)
 
     @operation("read")
     def get_learner(self, run: str) -> models.LearnerStatus:
-        """The learner wanted and seen."""
+        """Return the desired and observed learner."""
         if not self._is_current(run):
             return super().get_learner(run)
         wanted, seen = self._scaler.wanted(LEARNER), self._seen(LEARNER)
@@ -173,9 +173,11 @@ class KubernetesService(Service):
     def set_hyperparameters(
         self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
     ) -> models.Effects:
-        """Change settings in the cluster. The learner takes them over with its next update where all are live and it can be
-        told over Kafka; otherwise it is replaced by one that has them. Refused where the environment decides whether a value
-        is right and is not known."""
+        """Change settings in the cluster.
+
+        If all are live and Kafka is available, the learner applies them with its next update; otherwise it is replaced.
+        Refused if the environment decides whether a value is valid and its spec is not known.
+        """
         self._require_current(run)
         with self._lock:
             current = self._look()
@@ -196,13 +198,13 @@ class KubernetesService(Service):
 
     @operation("read")
     def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> models.Logs:
-        """Where the lines are: with the pods."""
+        """Return where the log lines are: with the pods."""
         self._directory(run)
         words = "the cluster keeps them: kubectl logs --selector steppe.dev/role=learner (or actor, manager) --follow"
         return models.Logs(source="cluster", sources=["cluster"], lines=[] if after else [words], next=max(after, 1))
 
     def reconcile(self) -> None:
-        """Take over what the cluster says, and finish operations."""
+        """Update the run's state from the cluster, and finish operations."""
         if time.monotonic() - self._looked_s < HEARTBEAT_S / 2:
             return
         try:
@@ -211,10 +213,10 @@ class KubernetesService(Service):
                 self._update_state(current)
                 super().reconcile()
         except (Unreachable, Conflict, UsageError):
-            return  # readiness says so; the next look may find it well again
+            return  # readiness reports it; the next poll may succeed
 
     def _look(self) -> CurrentRun:
-        """The run as the cluster has it now, with a directory here."""
+        """Return the run as the cluster has it now; creates its local directory if necessary."""
         with self._lock:
             described = self._scaler.described()
             if self._current is None or self._current.described != described:
@@ -252,9 +254,9 @@ class KubernetesService(Service):
     def _write_run_spec(
         self, current: CurrentRun, run: str, settings: dict[str, Any], roles: tuple[str, ...]
     ) -> CurrentRun:
-        """Write settings down in the cluster and replace who has read the old ones."""
+        """Write settings to the cluster and replace the roles that have read the old ones."""
         text = _to_toml(settings)
-        _parse_run_spec(RunSpec(run, text, ""))  # what cannot be read must not be written
+        _parse_run_spec(RunSpec(run, text, ""))  # unreadable settings must not be written
         self._scaler.describe(run, text, current.described.version)
         made = self._look()
         for role in roles:
@@ -262,12 +264,12 @@ class KubernetesService(Service):
         return made
 
     def _spec(self) -> EnvSpec | None:
-        """The environment's spec as the learner has told it over Kafka; None before, or without brokers."""
+        """Return the environment's spec as the learner reported it over Kafka; None before that, or without brokers."""
         charter = None if self._kafka_mirror is None else self._kafka_mirror.manifest
         return None if charter is None else charter.order.env_spec
 
     def _live(self, current: CurrentRun) -> tuple[str, ...]:
-        """The hyperparameters that the learner can be told of now."""
+        """Return the hyperparameters that the learner can change now."""
         state = self._directory(current.run).store.status().state
         told = self._kafka is not None and state in (RUNNING, PAUSED)
         return tuple(tunable_fields(current.resolved.config)) if told else ()
@@ -275,7 +277,7 @@ class KubernetesService(Service):
     def _set_live(
         self, current: CurrentRun, changed: dict[str, Any], issuer: str, expected: int | None
     ) -> models.Operation:
-        """Tell the learner; one that takes its place reads the same in the cluster."""
+        """Send the values to the learner, and write them to the cluster for a learner that replaces it."""
         directory = self._directory(current.run)
         record = new_operation(SET, current.run, issuer, values=changed, live=sorted(changed))
         self.ledger.require(current.run, expected)
@@ -340,7 +342,7 @@ class KubernetesService(Service):
 
     def _operation_outcome(self, record: dict[str, Any]) -> OperationOutcome:
         if self._scaler.lost is not None:
-            return None  # what is known may be old
+            return None  # the observed state may be outdated
         if record["kind"] == SET:
             return self._rollout_outcome(record["details"]["digest"])
         role = record["details"]["role"]
@@ -362,7 +364,7 @@ class KubernetesService(Service):
         return ("succeeded", "the learner has been replaced") if done else None
 
     def _update_state(self, current: CurrentRun) -> None:
-        """Keep the run's state in its store what the cluster's is."""
+        """Update the run's state in its store from the cluster's."""
         store = self._directory(current.run).store
         before, wanted, seen = store.status(), self._wanted[LEARNER], self._seen(LEARNER)
         if self._scaler.lost is not None:
@@ -377,7 +379,7 @@ class KubernetesService(Service):
         store.heartbeat()
 
     def _finish(self, current: CurrentRun) -> None:
-        """A Deployment would start a run that has come to its end again and again."""
+        """Scale learner and actors to 0: a Deployment would otherwise restart a completed run forever."""
         for role in (LEARNER, ACTOR):
             self._scaler.scale(role, 0)
         self._note("scale", "steppe", "the run has come to its end: no learner and no actors any more", current)
@@ -411,8 +413,10 @@ class KubernetesService(Service):
             )
 
     def _require_independent(self, run: str, names: list[str]) -> None:
-        """Raise if there are hyperparameters that only a known environment can tell to be right: a learner that cannot start
-        with one would never run again."""
+        """Raise if only the environment's spec can validate these hyperparameters.
+
+        A learner that cannot start with one of them would never run again.
+        """
         if not names:
             return
         about = f"{', '.join(names)}: only some environments take it, and"
@@ -444,12 +448,12 @@ def _flat_settings(described: RunSpec) -> dict[str, Any]:
 
 
 def _with_hyperparameters(current: CurrentRun, agent: Mapping[str, Any]) -> dict[str, Any]:
-    """The cluster's settings with other hyperparameters."""
+    """Return the cluster's settings with other hyperparameters."""
     return _flat_settings(current.described) | {f"agent.{name}": value for name, value in agent.items()}
 
 
 def _requested_settings(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for, as a learner over Kafka takes it: places for as many actors as there may be."""
+    """Return the requested settings for a learner over Kafka, where `actors` is the number of actor slots."""
     if config.mode not in ("async", "sync"):
         raise ConfigError(f"mode={config.mode!r}: a cluster trains in mode 'async' or 'sync'")
     flat = flatten(config)
@@ -457,7 +461,7 @@ def _requested_settings(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _to_toml(settings: Mapping[str, Any]) -> str:
-    """Flat dotted keys as TOML; JSON's words for strings, numbers, booleans and lists are TOML's too."""
+    """Format flat dotted keys as TOML; strings, numbers, booleans and lists of JSON are also valid TOML."""
     kept = {
         key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir", "runtime")
     }

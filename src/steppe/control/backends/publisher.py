@@ -1,11 +1,11 @@
-"""Publishes on Kafka what is asked of runs through REST, the page and MCP, and answers what the runs do not answer themselves.
+"""Publish on Kafka the commands that runs receive through REST, the page and MCP, and answer them if runs do not.
 
-    request ▶ ledger: an answer is due ▶ commands.control ▶ the run's store or the cluster, which carries it out
+    request ▶ database: pending answer ▶ commands.control ▶ the run's store or the cluster, which executes it
     events  ◀ the run, or else this module when the operation is finished ◀ the run's store
 
-A command is published before it is carried out: while no broker answers it is refused, and nothing has changed. The ledger keeps
-which answers are due, so a service that was killed in between gives them when it is back. Every reader of commands.control passes
-over what is published here (the header `origin`): nothing is carried out twice.
+A command is published before it is executed: while no broker answers it is refused, and nothing has changed. The
+database stores pending answers, so a service that was killed in between sends them after its restart. Every reader of
+commands.control skips what is published here (the header `origin`): nothing is executed twice.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from steppe.transport.kafka.board import KafkaBoard
 from steppe.transport.kafka.client import KafkaConnection
 
 POLL_INTERVAL_S = 0.2
-ENDING = ("stop", "kill")  # a run can be ended without brokers: what was asked is published when one answers
+ENDING = ("stop", "kill")  # a run can be ended without brokers: the command is published once one answers
 NOT_BEGUN = "it was not carried out"
 
 
 class CommandPublisher(PeriodicTask):
-    """Publishes when asked to; between `start` and `stop` it also gives the answers that are due."""
+    """Publishes commands on request; between `start` and `stop` it also sends pending answers."""
 
     def __init__(
         self, service: Service, config: KafkaConfig, wire_name: Callable[[RunDirectory], str] = wire_name
     ) -> None:
-        """`wire_name` returns what the messages of a run are found by: its name, with or without its key."""
+        """`wire_name` returns the name of a run's messages: the run's name, with or without its key."""
         super().__init__("publisher", POLL_INTERVAL_S, self.look)
         self._service, self._ledger, self._config = service, service.ledger, config
         self._wire_name = wire_name
         self._sending = threading.Lock()  # of commands that wait: the poll and a new command may come to them together
 
     def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
-        """Write a command down on Kafka. Unreachable, and no answer is due, while that cannot be done."""
+        """Publish a command on Kafka. Raises Unreachable, with no answer pending, if that fails."""
         due = PendingAnswer(str(command["id"]), str(command["id"]), directory.path.name, dict(command))
-        self._ledger.save_pending_answer(due)  # before it is sent: whoever is killed in between still has to answer
+        self._ledger.save_pending_answer(due)  # before sending: if killed in between, the service must still answer
         try:
             self._send_waiting(directory)
             self._send(directory, due)
@@ -62,17 +62,17 @@ class CommandPublisher(PeriodicTask):
             raise Unreachable(f"{word} was not published, and nothing has changed: {error}") from None
 
     def refuse(self, directory: RunDirectory, command: Mapping[str, Any], reason: str) -> None:
-        """Answer a published command that could not be begun; where no broker answers, with less detail later."""
+        """Answer a published command that could not be started; without brokers, a shorter answer follows later."""
         with contextlib.suppress(Unreachable, RunFailed):
             publish_result(self._connection(directory)[0], directory, command, reason)
             self._ledger.delete_pending_answer(str(command["id"]))
 
     def look(self) -> None:
-        """Publish what waits, and answer what is finished; Unreachable while no broker answers."""
+        """Publish waiting commands, and answer finished ones; raises Unreachable while no broker answers."""
         for due in self._ledger.pending_answers():
             try:
                 self._look_at(due)
-            except (RunNotFound, DamagedFile):  # of a run that cannot be read nobody can say what came of it
+            except (RunNotFound, DamagedFile):  # the outcome in an unreadable run is unknown
                 self._ledger.delete_pending_answer(due.id)
 
     def _look_at(self, due: PendingAnswer) -> None:
@@ -93,7 +93,7 @@ class CommandPublisher(PeriodicTask):
         try:
             found = self._service.get_operation(due.operation)
         except RunNotFound:
-            # Another process may just be about to begin it.
+            # Another process may be about to start it.
             if time.time() > (due.command.get("expires_s") or 0.0):
                 self._answer(directory, due, NOT_BEGUN)
             return
@@ -101,7 +101,7 @@ class CommandPublisher(PeriodicTask):
             self._answer(directory, due, None if found.state == "succeeded" else found.message or "it failed")
 
     def _answer(self, directory: RunDirectory, due: PendingAnswer, reason: str | None) -> None:
-        """Answer unless the run has: what it said in its store is copied to Kafka by its supervisor, or came from there."""
+        """Answer unless the run did: its answers are in its store, copied to Kafka by its supervisor or from there."""
         if not directory.store.is_answered(str(due.command["id"])):
             publish_result(self._connection(directory)[0], directory, due.command, reason)
         self._ledger.delete_pending_answer(due.id)
@@ -112,7 +112,7 @@ class CommandPublisher(PeriodicTask):
         _post(connection, PUBLISHED_ORIGIN, COMMANDS, record)
 
     def _connection(self, directory: RunDirectory) -> tuple[KafkaConnection, int]:
-        """Where the run's messages go, and its generation there: 0 for a run that was never begun."""
+        """Return the connection for the run's messages, and its generation there: 0 for a run that never started."""
         name = self._wire_name(directory)
         # Without a broker this fails sooner than the search for the manifest.
         KafkaConnection(self._config, name).fetch_metadata(BROKER_TIMEOUT_S)
@@ -125,7 +125,7 @@ class CommandPublisher(PeriodicTask):
 def publish_result(
     connection: KafkaConnection, directory: RunDirectory, command: Mapping[str, Any], reason: str | None
 ) -> None:
-    """Write what came of a command on Kafka, and then into the run's event log; Unreachable where no broker answers."""
+    """Write the result of a command to Kafka, then to the run's event log; raises Unreachable if no broker answers."""
     event = EventReport(
         run=directory.id, kind="command", role=SERVICE, details=command_result(command, reason)
     ).record()
@@ -134,7 +134,7 @@ def publish_result(
 
 
 def _post(connection: KafkaConnection, origin: str, topic: str, record: dict[str, Any]) -> None:
-    """Unreachable unless the record is written down; one that was given up is not sent later."""
+    """Post a record; raises Unreachable unless it is acknowledged. An abandoned record is not sent later."""
     board = KafkaBoard(connection, origin)
     try:
         written = board.post(topic, record)

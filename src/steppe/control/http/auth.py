@@ -1,8 +1,8 @@
-"""Who may do what, decided at one gate for every method and socket: Host, Origin, token or session, scope, limits.
+"""Access control for every HTTP method and WebSocket: Host, Origin, token or session, scope, limits.
 
-Tokens, one per scope, are made at the first start and kept in a file that only its owner reads. A person gets in by a
-one-time link, which leaves a signed cookie of a session (sessions.py); what a cookie changes needs the token that the page
-reads from the API.
+Tokens, one per scope, are created at the first start and stored in a file that only its owner can read. A person signs
+in with a one-time link, which sets a signed session cookie (sessions.py); changes by cookie also need the CSRF token
+that the page reads from the API.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from steppe.control.http.sessions import Sessions
 from steppe.core.contracts.errors import DamagedFile, UsageError
 from steppe.core.io.atomic_files import write_atomic
 
-SCOPES = ("read", "control", "admin")  # each may do what those before it may
+SCOPES = ("read", "control", "admin")  # each includes those before it
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COOKIE = "steppe_session"
 CSRF_HEADER = "x-csrf-token"
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to listen on, and those to reach them by
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # wildcard addresses to listen on, and addresses that reach them
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -43,7 +43,7 @@ SECURITY_HEADERS = {
 
 
 class RequestRefused(Exception):
-    """The gate stays shut; the words go to the caller."""
+    """A request is refused; status, code and detail are sent to the caller."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -52,7 +52,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who was let in."""
+    """An authenticated caller."""
 
     name: str
     scope: str
@@ -64,7 +64,7 @@ class Caller:
 
 @dataclass
 class TokenBucket:
-    """So many at once, and so many per second after that."""
+    """Token bucket: `size` requests at once, then `per_s` per second."""
 
     size: float
     per_s: float
@@ -89,7 +89,7 @@ class TokenBucket:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Per caller: requests at once and per second; wrong tokens per address; bytes of a body and seconds to send it in."""
+    """Per caller: requests at once and per second; failed attempts per address; bytes and seconds of a body."""
 
     burst: float = 200.0
     per_s: float = 50.0
@@ -100,7 +100,7 @@ class RequestLimits:
 
 
 class TokenStore:
-    """The tokens by scope, and what sessions are signed with."""
+    """The tokens by scope, and the key that signs sessions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,17 +119,17 @@ class TokenStore:
         self.sessions = Sessions(path.parent)
 
     def authenticate_token(self, token: str) -> Caller | None:
-        """Compares with every token, each in constant time."""
+        """Return the caller with this token, or None. Compares with every token, each in constant time."""
         same = [hmac.compare_digest(token.encode(), known.encode()) for known in self.tokens.values()]
         scope = next((scope for scope, equal in zip(self.tokens, same, strict=True) if equal), None)
         return None if scope is None else Caller(f"token:{scope}", scope)
 
     def new_sign_in_link(self) -> str:
-        """A code that signs in once, within 15 minutes."""
+        """Create a code that signs in once, within 15 minutes."""
         return self.sessions.new_sign_in_link()
 
     def sign_in(self, code: str, address: str = "", browser: str = "") -> str | None:
-        """The cookie's value for a code that has not been used; None for any other."""
+        """Return the cookie's value for a valid unused code; None for any other."""
         if not self.sessions.use_sign_in_link(code):
             return None
         session = self.sessions.begin(address, browser)
@@ -146,7 +146,7 @@ class TokenStore:
         return Caller(f"session:{identity}", "admin", session=identity)
 
     def csrf(self, session: str) -> str:
-        """What a page must send along with every change."""
+        """Return the CSRF token that a page must send with every change."""
         return self._sign("csrf", session)
 
     def _sign(self, purpose: str, text: str) -> str:
@@ -154,7 +154,7 @@ class TokenStore:
 
 
 class AccessControl:
-    """Decides on a request by its address and headers alone (names in lower case)."""
+    """Checks requests by address and headers alone (names in lower case)."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class AccessControl:
         limits: RequestLimits | None = None,
         port: int | None = None,
     ) -> None:
-        """`port` is the one that the service listens on: browsers share cookies between the ports of a host."""
+        """`port` is the service's own; it is part of the cookie's name, as browsers share cookies between ports."""
         self.keys, self.limits = keys, limits or RequestLimits()
         self.cookie = COOKIE if port is None else f"{COOKIE}_{port}"
         self.hosts = frozenset(host.lower() for host in (*LOOPBACK, *hosts))
@@ -171,9 +171,9 @@ class AccessControl:
         self._failed_attempts: dict[str, TokenBucket] = {}
 
     def check_address(self, headers: Mapping[str, str], *, navigating: bool = False) -> None:
-        """Refuse names that are not ours (DNS rebinding) and pages that are not ours (cross-site).
+        """Refuse foreign Host names (DNS rebinding) and foreign origins (cross-site requests).
 
-        A person may be `entering` by a link on another page.
+        With `navigating`, a link on another page may lead here.
         """
         name = _hostname(headers.get("host", ""))
         if name not in self.hosts:
@@ -187,9 +187,9 @@ class AccessControl:
             raise RequestRefused(403, "origin", "requests from pages of other origins are refused")
 
     def authenticate(self, address: str, method: str, headers: Mapping[str, str]) -> Caller:
-        """Who this is; raises Refused. A cookie needs the page's own token for whatever is not safe.
+        """Return the caller; raises RequestRefused. With a cookie, unsafe methods also need the CSRF token.
 
-        The right token is always let in, however many wrong ones came from the same address before.
+        A valid token is always accepted, however many failed attempts came from the same address before.
         """
         caller = self._known(headers)
         if caller is None:
@@ -209,7 +209,7 @@ class AccessControl:
         return caller
 
     def count_failed_attempt(self, address: str) -> None:
-        """Count a wrong token or sign-in code."""
+        """Count a wrong token or sign-in code; raises RequestRefused after too many."""
         if not _bucket(
             self._failed_attempts, address, self.limits.failed_attempts, self.limits.failed_attempts_per_s
         ).take():
@@ -236,7 +236,7 @@ class AccessControl:
 
 
 def require_safe_bind(host: str, allowed: tuple[str, ...]) -> None:
-    """UsageError where the service would be open to others without anybody having said under which names."""
+    """Raise UsageError if the service would be reachable by others without an allowed host name."""
     if host not in LOOPBACK and not allowed:
         raise UsageError(
             f"--host {host} can be reached by others: say under which name with --allow-host NAME, or use 127.0.0.1"
@@ -244,14 +244,14 @@ def require_safe_bind(host: str, allowed: tuple[str, ...]) -> None:
 
 
 def public_names(host: str, allowed: tuple[str, ...]) -> list[str]:
-    """The names under which a service that listens on `host` answers, one that works on this machine first if there is one."""
+    """Return the names under which a service on `host` answers; first one that works on this machine, if any."""
     if host in WILDCARDS:
         return [WILDCARDS[host], *(name for name in allowed if name not in LOOPBACK)]
     return [host] if host in (*LOOPBACK, *allowed) else list(allowed)
 
 
 def is_cross_site(headers: Mapping[str, str]) -> bool:
-    """Whether the browser says that a page of another origin caused the request."""
+    """Return whether the browser reports that a page of another origin caused the request."""
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
@@ -259,7 +259,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECAS
 
 
 def _hostname(host: str) -> str:
-    """The name in a Host header; nothing when it holds more than a name and a port, such as user:password@."""
+    """Return the name in a Host header; empty if it has more than a name and a port, such as user:password@."""
     if not _HOST.fullmatch(host):
         return ""
     try:
@@ -275,7 +275,7 @@ def _bucket(buckets: dict[str, TokenBucket], key: str, size: float, per_s: float
 
 
 def header_map(scope: Mapping[str, Any]) -> dict[str, str]:
-    """A request's headers; of repeated ones the last, but a repeated Host is none."""
+    """Return a request's headers; the last of repeated ones, but an empty Host if that is repeated."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()

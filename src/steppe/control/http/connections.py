@@ -1,9 +1,10 @@
-"""Bounds on TCP connections, so that nobody who only connects can keep others out or exhaust the file descriptors.
+"""Limits on TCP connections, so that idle clients can neither block others nor exhaust the file descriptors.
 
-There are at most `capacity()` connections, about half of the process's descriptor limit; run stores, logs and children need
-the rest. A connection without a request under way (idle, or slowly sending its headers) is closed after a deadline, and the
-one that has waited longest is closed earlier when a new one needs its place. Connections that are at work are never closed
-for others. The last `RESERVE` places are for probes and for changes: see `Connections.crowded`.
+There are at most `capacity()` connections, about half of the process's descriptor limit; run stores, logs and children
+need the rest. A connection without a request in progress (idle, or slowly sending its headers) is closed after a
+deadline, and the one that has waited longest is closed earlier if a new one needs its slot. Connections with a request
+in progress are never closed for others. The last `RESERVE` slots are for probes and changes: see
+`Connections.only_reserve_left`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MAX_CONNECTIONS = 4_096
 RESERVE = 32
 HEADERS_S = 10.0  # from the first byte of a request, or from connecting, to the end of its headers
-WRITE_S = 30.0  # how long a client may leave an answer unread
+WRITE_S = 30.0  # how long a client may leave a response unread
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 
 
 def capacity() -> int:
-    """How many connections there may be under this process's descriptor limit."""
+    """Return the maximum number of connections under this process's descriptor limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2 * RESERVE, min(MAX_CONNECTIONS, soft // 2))
 
@@ -46,26 +47,26 @@ class Connections:
         self._new: weakref.WeakValueDictionary[int, socket.socket] = (
             weakref.WeakValueDictionary()
         )  # without a protocol yet
-        self._waiting: dict[BoundedHttp, None] = {}  # without a request under way, longest first
+        self._waiting: dict[BoundedHttp, None] = {}  # without a request in progress, longest first
 
     @property
     def only_reserve_left(self) -> bool:
-        """Whether only the reserve is left: as many connections are at work as ordinary requests may occupy."""
+        """Whether only the reserve is left: busy connections fill all slots of ordinary requests."""
         return len(self._open) - len(self._waiting) > self.most - RESERVE
 
     @property
     def protocol(self) -> Callable[..., BoundedHttp]:
-        """What uvicorn makes for every connection."""
+        """Factory of the protocol that uvicorn creates for every connection."""
         return functools.partial(BoundedHttp, self)
 
     def listen(self, host: str, port: int) -> BoundedListener:
-        """Bind and listen; OSError where that cannot be."""
+        """Bind and listen; raises OSError if that fails."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = BoundedListener(self, family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-            listener.listen(2_048)  # whoever comes before the application is ready waits, and is not refused
+            listener.listen(2_048)  # connections before the application is ready wait instead of being refused
         except OSError:
             listener.close()
             raise
@@ -73,18 +74,20 @@ class Connections:
 
     @property
     def unsettled(self) -> bool:
-        """Whether there is no room now, but will be known in the next turn of the event loop: connections are being set up
-        or closed."""
+        """Whether the free capacity is known only in the next iteration of the event loop.
+
+        Until then, connections are being set up or closed.
+        """
         return len(self._open) > self.most or (len(self._open) == self.most and len(self._new) > 0)
 
     def evict_idle(self) -> bool:
-        """Close the connection that has waited longest if there is one too many; False when all are at work."""
+        """If at capacity, close the connection that has been idle longest; return False if all are busy."""
         if len(self._open) < self.most:
             return True
         if not self._waiting:
             return False
         oldest = next(iter(self._waiting))
-        self.at_work(oldest)  # it is as good as gone
+        self.at_work(oldest)  # its transport is aborted next
         oldest.transport.abort()
         return True
 
@@ -93,18 +96,18 @@ class Connections:
         self._new[connection.fileno()] = connection
 
     def protocol_attached(self, descriptor: int) -> None:
-        """A connection has got its protocol, or is closed before it got one."""
+        """Record that a connection has its protocol, or was closed before it got one."""
         self._new.pop(descriptor, None)
 
     def closed(self, connection: socket.socket) -> None:
         self._open.discard(connection)
 
     def waits(self, protocol: BoundedHttp) -> None:
-        """No request is under way there."""
+        """Record that no request is in progress there."""
         self._waiting.setdefault(protocol)
 
     def at_work(self, protocol: BoundedHttp) -> None:
-        """A request is under way there, or it is gone."""
+        """Record that a request is in progress there, or that the connection is gone."""
         self._waiting.pop(protocol, None)
 
 
@@ -122,14 +125,14 @@ class CountedSocket(socket.socket):
 
 
 class BoundedListener(socket.socket):
-    """A listening socket that accepts no more connections than there may be."""
+    """A listening socket that accepts connections only up to the limit."""
 
     def __init__(self, connections: Connections, family: int, kind: int) -> None:
         super().__init__(family, kind)
         self._connections = connections
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """BlockingIOError, as if nobody were waiting, while there is no room; the event loop then tries again."""
+        """Accept a connection; raises BlockingIOError without free capacity, and the event loop then tries again."""
         if self._connections.unsettled:
             raise BlockingIOError
         descriptor, address = self._accept()  # type: ignore[attr-defined]
@@ -150,12 +153,12 @@ def _reject(connection: socket.socket) -> None:
 
 
 class BoundedHttp(H11Protocol):
-    """uvicorn's HTTP/1.1 with deadlines for the headers and for taking the answer."""
+    """uvicorn's HTTP/1.1 protocol with deadlines for receiving headers and for sending the response."""
 
     def __init__(self, connections: Connections, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._connections = connections
-        self._upgraded = False  # to a WebSocket, which has a protocol of its own
+        self._upgraded = False  # to a WebSocket, which has its own protocol
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
@@ -178,7 +181,7 @@ class BoundedHttp(H11Protocol):
             self._set_deadline()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # sets the deadline for idle connections, and begins with a pipelined request
+        super().on_response_complete()  # sets the deadline for idle connections, and starts a pipelined request
         if not self._is_responding and not self.transport.is_closing():
             self._connections.waits(self)
 
@@ -212,7 +215,7 @@ class BoundedHttp(H11Protocol):
 
 
 def preload_traceback_modules() -> None:
-    """Import and cache now what printing a traceback needs: without descriptors, nothing can be imported any more."""
+    """Import and cache what printing a traceback needs: without free descriptors nothing can be imported later."""
     try:
         raise OSError(24, "rehearsal")
     except OSError as error:

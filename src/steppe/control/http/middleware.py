@@ -1,4 +1,4 @@
-"""The gate around the whole application, HTTP and WebSocket alike: nothing reaches a route that auth.py did not admit."""
+"""Access middleware around the whole application, HTTP and WebSocket: only requests that auth.py admits pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-PUBLIC_PATHS = ("/healthz", "/readyz")  # what a probe asks, without a token; the Host must be ours all the same
+PUBLIC_PATHS = ("/healthz", "/readyz")  # probes need no token, but an allowed Host
 SIGN_IN = "/sign-in"
 _NOT_SIGNED_IN_PAGE = """<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
 <title>Sign in · Steppe</title><h1>You are not signed in</h1>
@@ -35,7 +35,7 @@ _REFRESH_PAGE = """<!doctype html><html lang="en"><meta http-equiv="refresh" con
 
 
 def problem_document(status: int, code: str, detail: str) -> dict[str, Any]:
-    """An RFC 9457 document."""
+    """Return an RFC 9457 problem document."""
     titles = {
         400: "Bad request", 401: "Not signed in", 403: "Refused", 404: "Not found", 405: "Method not allowed",
         408: "Too slow",
@@ -47,7 +47,7 @@ def problem_document(status: int, code: str, detail: str) -> dict[str, Any]:
 
 
 class AccessMiddleware:
-    """ASGI middleware."""
+    """ASGI middleware that refuses requests which access control does not admit."""
 
     def __init__(self, app: Application, gate: AccessControl, connections: Connections | None = None) -> None:
         self.app, self.gate, self.connections = app, gate, connections
@@ -73,7 +73,7 @@ class AccessMiddleware:
         return await self.app(scope, body, _add_security_headers(send))
 
     def _require_room(self, scope: MutableMapping[str, Any]) -> None:
-        """The last free connections are for probes and for changes: a crowd of readers must not keep a `stop` out."""
+        """Refuse reads while only the reserve is free: many readers must not block a `stop` or a probe."""
         if self.connections is None or not self.connections.only_reserve_left:
             return
         reads = scope["type"] == "websocket" or scope["method"] in SAFE_METHODS
@@ -87,7 +87,7 @@ class AccessMiddleware:
         scope["steppe.caller"] = self.gate.authenticate(address, scope.get("method", "GET"), headers)
 
     async def _sign_in(self, scope: MutableMapping[str, Any], headers: dict[str, str], send: Send) -> None:
-        """Trade a one-time code for a session, and go to the page; a code in an address is of no use twice."""
+        """Exchange a one-time code for a session, and redirect to the page; a code in a URL works only once."""
         address = (scope.get("client") or ("unknown", 0))[0]
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
         code = query.get("code", [""])[0] if scope["method"] == "GET" else ""
@@ -103,7 +103,7 @@ class AccessMiddleware:
         return await _send_response(send, 303, b"", {"location": "/", **extra})
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> Receive:
-        """The body read whole, up to the limit."""
+        """Read the whole body, up to the limit."""
         limit = self.gate.limits.body_bytes
         too_large = RequestRefused(413, "too_large", f"a body may have {limit} bytes")
         length = headers.get("content-length", "0")
@@ -129,30 +129,33 @@ class AccessMiddleware:
 def set_cookie_header(
     gate: AccessControl, scope: Mapping[str, Any], headers: Mapping[str, str], value: str, seconds: float
 ) -> str:
-    """Set-Cookie for a session; Secure where the browser speaks TLS, with us or with a proxy before us."""
+    """Return Set-Cookie for a session; Secure if the browser uses TLS, directly or through a proxy."""
     tls = scope.get("scheme") == "https" or headers.get("x-forwarded-proto", "").lower() == "https"
     secure = "; Secure" if tls else ""
     return f"{gate.cookie}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds:.0f}{secure}"
 
 
 def _is_navigation(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
-    """Whether a person follows a link to the page or to sign in; that link may be on any page."""
+    """Return whether a person follows a link to the page or to sign-in; that link may be on any page."""
     opens = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return opens and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in ("/", SIGN_IN)
 
 
 async def _send_refresh_page(send: Send, headers: dict[str, str]) -> None:
-    """Let the browser come again by itself: on a redirect from another page's link it would not send a strict cookie."""
+    """Make the browser request again by itself.
+
+    On a redirect from another site's link it would not send a SameSite=Strict cookie.
+    """
     await _send_response(send, 200, _REFRESH_PAGE.encode(), {"content-type": "text/html; charset=utf-8", **headers})
 
 
 async def _receive_empty_body() -> Message:
-    """The body of a probe, which nobody waits for."""
+    """Return an empty body for a probe, whose real body is not read."""
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes | None:
-    """A body; None when it is longer than the limit."""
+    """Return a body; None if it exceeds the limit."""
     parts, size, more = list[bytes](), 0, True
     while more:
         message = await receive()
@@ -167,7 +170,7 @@ async def _read_body(receive: Receive, limit: int) -> bytes | None:
 
 
 async def send_refusal(scope: MutableMapping[str, Any], send: Send, refusal: RequestRefused) -> None:
-    """A problem document, or the end of a WebSocket before it began."""
+    """Send a problem document, or reject a WebSocket before it opens."""
     if scope["type"] == "websocket":
         return await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
     extra = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
@@ -181,7 +184,7 @@ async def send_refusal(scope: MutableMapping[str, Any], send: Send, refusal: Req
         body, kind = (
             _NOT_SIGNED_IN_PAGE.encode(),
             "text/html; charset=utf-8",
-        )  # a person, who is no reader of problem documents
+        )  # for a person, HTML instead of a problem document
     return await _send_response(send, refusal.status, body, {"content-type": kind, **extra})
 
 

@@ -1,4 +1,4 @@
-"""The service, its runs and their roles as Prometheus reads them."""
+"""Prometheus metrics of the service, its runs and their roles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steppe.records.telemetry.prometheus import (
 
 
 def render_metrics(service: Service, *, clients: int, failures: int) -> str:
-    """Text format 0.0.4."""
+    """Return the metrics in text format 0.0.4."""
     return "\n".join([*_lines(service, clients, failures), ""])
 
 

@@ -1,4 +1,4 @@
-"""The service as a process: at an address until a signal (`steppe serve`), or for one AI client over stdio (`steppe mcp`)."""
+"""Run the service as a process: HTTP until a signal (`steppe serve`), or MCP over stdio (`steppe mcp`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from steppe.records.run_directory import runs_root
 from steppe.transport.kafka.client import import_kafka
 
 TOKENS_FILE = "tokens.json"
-ADDRESS_FILE = "serving.json"  # where the service was last started, for `steppe serve --sign-in`
+ADDRESS_FILE = "serving.json"  # addresses of the last start, for `steppe serve --sign-in`
 
 
 def serve(
@@ -42,10 +42,10 @@ def serve(
     kafka: KafkaConfig | None = None,
     run: str | None = None,
 ) -> None:
-    """Blocks until SIGINT or SIGTERM; runs go on. With `namespace`, the run of that Kubernetes namespace; with `run`, that one,
-    whose roles others start.
+    """Serve until SIGINT or SIGTERM; runs continue.
 
-    With `kafka`, runs of this machine that go through those brokers, or the brokers where the roles of the others report.
+    With `namespace`, serve the run of that Kubernetes namespace; with `run`, that externally managed run. `kafka` has
+    the brokers for runs of this machine, or those where the roles of the other kinds of runs report.
     """
     require_safe_bind(host, allowed)
     _require_compatible(namespace, run, kafka, autoscale)
@@ -71,7 +71,7 @@ def serve(
     config = uvicorn.Config(
         app,
         log_level="warning",
-        access_log=False,  # addresses carry sign-in codes
+        access_log=False,  # URLs contain sign-in codes
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=3,
@@ -79,13 +79,13 @@ def serve(
         loop="asyncio",
         ws=FrameSocket,
         ws_max_size=4_096,
-        ws_per_message_deflate=False,  # the same text again for every client would cost more than it saves here
+        ws_per_message_deflate=False,  # compressing the same text for every client would cost more than it saves
     )
     uvicorn.Server(config).run(sockets=[listener])
 
 
 def sign_in() -> None:
-    """Print a new link for the service of these runs, which must be up; Unreachable when it is not."""
+    """Print a new sign-in link for the running service of these runs; raises Unreachable if it is not running."""
     private = runs_root().resolve() / PRIVATE
     try:
         found = read_json(private / ADDRESS_FILE)
@@ -96,7 +96,7 @@ def sign_in() -> None:
 
 
 def _addresses(host: str, port: int, allowed: tuple[str, ...]) -> list[str]:
-    """Where the service can be reached under names that it answers to; what it listens on, such as 0.0.0.0, is often none."""
+    """Return the URLs under which the service answers; the address it listens on, such as 0.0.0.0, often is none."""
     return [f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in public_names(host, allowed)]
 
 
@@ -109,18 +109,18 @@ def _print_links(addresses: list[str], keys: TokenStore) -> None:
 def _background_tasks(
     service: Service, bounds: Bounds, autoscale: Literal["off", "recommend", "set"], kafka: KafkaConfig | None
 ) -> Iterator[PeriodicTask]:
-    """What is done beside answering."""
+    """Yield the tasks that run in parallel with serving requests."""
     yield from _publisher(service, kafka)
     if autoscale != "off":
         yield AutoscaleLoop(service, autoscale, ScalingPolicy(most=bounds.actors))
-    if service.kafka is not None and type(service) is Service:  # which starts runs itself
+    if service.kafka is not None and type(service) is Service:  # only this one starts runs itself
         from steppe.control.backends.kafka_listener import StartCommandListener
 
         yield StartCommandListener(service, service.kafka)
 
 
 def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[PeriodicTask]:
-    """What publishes commands, from now on; a service that follows one run sends all of them over Kafka anyway."""
+    """Attach and yield the command publisher; an ExternalRunService needs none, as it sends all commands over Kafka."""
     if kafka is None:
         return
     from steppe.control.backends.external import ExternalRunService
@@ -150,7 +150,7 @@ def _require_compatible(namespace: str | None, run: str | None, kafka: KafkaConf
 
 def _make_service(namespace: str | None, run: str | None, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
     if kafka is not None:
-        import_kafka()  # a client that is missing is said now
+        import_kafka()  # report a missing client library now
     if namespace is not None:
         return _make_kubernetes_service(namespace, bounds, kafka)
     if run is None or kafka is None:
@@ -178,7 +178,10 @@ def _make_kubernetes_service(namespace: str, bounds: Bounds, kafka: KafkaConfig 
 
 
 def serve_mcp_stdio(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None) -> None:
-    """MCP over standard input and output, until the input ends; runs go on. Whoever started the process has the scope."""
+    """Serve MCP over standard input and output until the input ends; runs continue.
+
+    The process that started this one has the scope.
+    """
     service, hub = Service(bounds, kafka), Hub()
     watcher = RunWatcher(service, hub)
     mcp = McpAdapter(service, Caller(f"stdio:{scope}", scope))
@@ -202,7 +205,7 @@ def serve_mcp_stdio(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None
 
 
 def bind_listener(host: str, port: int, connections: Connections | None = None) -> socket.socket:
-    """A socket that listens there; UsageError where that cannot be."""
+    """Return a listening socket; raises UsageError if the address is not available."""
     try:
         return (connections or Connections()).listen(host, port)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Sign-in links and the sessions of browsers, each a small file beside the tokens.
+"""Sign-in links and the sessions of browsers, each a small file next to the tokens.
 
-A file is there while its link or session is good: whoever removes the file of a link has used it, and a session is revoked by
-removing its file. So links can be made, and sessions ended, by any process of the service's user while the service runs.
+A file exists while its link or session is valid: removing a link's file uses the link up, and removing a session's file
+revokes the session. So any process of the service's user can create links and end sessions while the service runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from steppe.core.io.atomic_files import write_atomic
 
 SESSION_S = 12 * 3600.0
 LINK_S = 15 * 60.0
-MAX_SESSIONS = 200  # sessions; the oldest one ends when there is one more
+MAX_SESSIONS = 200  # maximum number; the oldest session ends when one more begins
 _ID = re.compile("[0-9a-f]{16}")
 _TEXT = 200
 
@@ -37,7 +37,7 @@ class Session:
 
 
 class Sessions:
-    """May be used by several threads and processes."""
+    """Safe for several threads and processes."""
 
     def __init__(self, folder: Path) -> None:
         self._links, self._sessions = folder / "links", folder / "sessions"
@@ -45,14 +45,14 @@ class Sessions:
             made.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def new_sign_in_link(self) -> str:
-        """A code that signs in once, within LINK_S."""
+        """Create a code that signs in once, within LINK_S seconds."""
         self._sweep()
         code = secrets.token_urlsafe(24)
         _write(self._links / _digest(code), {"until_s": time.time() + LINK_S})
         return code
 
     def use_sign_in_link(self, code: str) -> bool:
-        """Whether the code was good; it is not any more."""
+        """Return whether the code was valid, and invalidate it."""
         path = self._links / _digest(code)
         try:
             until = json.loads(path.read_text())["until_s"]
@@ -62,7 +62,7 @@ class Sessions:
         return bool(until > time.time())
 
     def begin(self, address: str = "", browser: str = "") -> Session:
-        """A new session, of a browser that signed in from an address."""
+        """Create a session for a browser that signed in from an address."""
         now = time.time()
         made = Session(secrets.token_hex(8), now, now + SESSION_S, address[:_TEXT], browser[:_TEXT])
         _write(self._sessions / made.id, asdict(made))
@@ -71,11 +71,11 @@ class Sessions:
         return made
 
     def is_live(self, identity: str) -> bool:
-        """Whether a session has not been ended; when it expires is for its holder to know."""
+        """Return whether a session has not been ended; the caller checks its expiry."""
         return _ID.fullmatch(identity) is not None and os.path.exists(self._sessions / identity)
 
     def list(self) -> list[Session]:
-        """Newest first."""
+        """Return the sessions, newest first."""
         self._sweep()
         found = []
         for path in self._sessions.iterdir():
@@ -84,7 +84,7 @@ class Sessions:
         return sorted(found, key=lambda one: (one.created_s, one.id), reverse=True)
 
     def end(self, identity: str) -> bool:
-        """Sign a browser out; False when there is no such session."""
+        """End a session; return False if there is no such session."""
         if not self.is_live(identity):
             return False
         with contextlib.suppress(FileNotFoundError):
@@ -92,13 +92,13 @@ class Sessions:
         return True
 
     def _sweep(self) -> None:
-        """Remove what has expired."""
+        """Remove expired links and sessions."""
         for path in (*self._links.iterdir(), *self._sessions.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 try:
                     good = json.loads(path.read_text())["until_s"] > time.time()
                 except (ValueError, KeyError, TypeError):
-                    good = path.name.startswith(".")  # somebody writes it just now
+                    good = path.name.startswith(".")  # another process is writing it
                 if not good:
                     path.unlink()
 

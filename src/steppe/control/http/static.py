@@ -1,7 +1,7 @@
-"""The page at `/` and its files, read once at the start: nothing that a request says becomes a path. Recordings of
-evaluations come from here too, by the number of the evaluation.
+"""The page at `/` and its files, read once at the start: no part of a request becomes a path.
 
-The page itself is in page/; its third-party parts are put into page/vendor by scripts/fetch_page_parts.py.
+Videos of evaluations are served here too, by the number of the evaluation. The page itself is in page/;
+scripts/fetch_page_parts.py puts its third-party parts into page/vendor.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Number = Annotated[int, InPath(ge=1, lt=2**62)]
 
 
 def is_page_complete() -> bool:
-    """Whether the parts that are not ours are in place."""
+    """Return whether the third-party parts are in place."""
     return all((FOLDER / name).is_file() for name in PARTS)
 
 
 def add_page(app: FastAPI, service: Service, prefix: str) -> None:
-    """The routes of the page."""
+    """Add the routes of the page to the application."""
     files = {str(path.relative_to(FOLDER)): path.read_bytes() for path in FOLDER.rglob("*") if path.suffix in _TYPES}
     tags = {name: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for name, content in files.items()}
     complete = is_page_complete()

@@ -1,9 +1,9 @@
-"""What changes, as numbered messages: a snapshot first, then deltas, from wherever a client left off.
+"""Stream of changes as numbered messages: a snapshot first, then deltas from the number where a client left off.
 
-One thread looks at the runs and puts what is new into a ring; every client reads the ring at its own pace, so a slow one
-costs nothing and is dropped with notice when the ring has gone past it. What a client has not heard yet goes out as one
-frame with a message on each line, which is made once for all clients that have heard as much, and written to all of them
-in one go: a task to wake for each client would cost many times what there is to write.
+One thread polls the runs and appends news to a message buffer (a ring); every client reads the buffer at its own pace,
+so a slow client costs nothing and is dropped with notice once the buffer has overwritten its position. The messages
+that a client lacks are sent as one frame with a message per line. The frame is built once for all clients at the same
+position and written to all of them in one pass: waking a task per client would cost far more than the writes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from steppe.records.view import ENDED
 
 POLL_INTERVAL_S = 0.1
 HEARTBEAT_INTERVAL_S = 2.0
-SEND_TIMEOUT_S = 10.0  # who takes nothing for so long is dropped
-RING = 4_096  # messages that are kept for those who fell behind
+SEND_TIMEOUT_S = 10.0  # a client that accepts nothing for this long is dropped
+RING = 4_096  # messages that are kept for slow clients
 RING_BYTES = 32 << 20
-FRAME_BYTES = 1 << 18  # no message is added to a frame that has as much
+FRAME_BYTES = 1 << 18  # no message is added to a frame of this size
 POINTS = 200  # of each series in one delta
 
 
 class Hub:
-    """The ring. `put` and `wake` may be called by any thread; the rest belongs to the loop that clients are served on."""
+    """The message buffer. `put` and `wake` are thread-safe; the rest belongs to the clients' event loop."""
 
     def __init__(self, size: int = RING, size_bytes: int = RING_BYTES) -> None:
-        self.epoch = secrets.token_hex(4)  # numbers of another life of the service mean nothing here
+        self.epoch = secrets.token_hex(4)  # message numbers are valid only within one run of the service
         self.clients = 0
         self._ring: deque[tuple[int, bytes]] = deque()
         self._size, self._size_bytes, self._bytes = size, size_bytes, 0
         self._number = self._notified_number = 0
-        self._frame = (0, 0, b"")  # the last one: after which number, up to which, and the frame
+        self._frame = (0, 0, b"")  # the newest frame: number before it, its last number, and its bytes
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._message_event = asyncio.Event()
@@ -55,11 +55,11 @@ class Hub:
 
     @property
     def number(self) -> int:
-        """Of the newest message."""
+        """Number of the newest message."""
         return self._number
 
     def put(self, kind: str, **content: Any) -> int:
-        """Number a message; clients are told at the next `wake`."""
+        """Append a message and return its number; clients are notified at the next `wake`."""
         with self._lock:
             self._number += 1
             text = msgspec.json.encode({"type": kind, "number": self._number, **content})
@@ -70,22 +70,22 @@ class Hub:
             return self._number
 
     def wake(self) -> None:
-        """Let those who wait for news know of all that was put since the last time."""
+        """Notify waiting clients of all messages since the last call."""
         if self._notified_number == self._number or self._loop is None or self._loop.is_closed():
             return
         self._notified_number = self._number
         self._loop.call_soon_threadsafe(self._wake)
 
     def after(self, number: int) -> list[tuple[int, bytes]] | None:
-        """The messages after a number; None when the ring has gone past it."""
+        """Return the messages after a number; None if the buffer has overwritten them."""
         with self._lock:
             oldest = self._ring[0][0] if self._ring else self._number + 1
             if number < oldest - 1 or number > self._number:
                 return None
-            return [self._ring[row] for row in range(number - self._number, 0)]  # numbers leave no gap
+            return [self._ring[row] for row in range(number - self._number, 0)]  # numbers are consecutive
 
     def frame(self, number: int) -> tuple[int, bytes] | None:
-        """What there is to say after a number, a message on each line, and up to which number; None as with `after`."""
+        """Return the last number and the frame of messages after `number`, one per line; None as with `after`."""
         if number == self._number:
             return number, b""
         begin, end, frame = self._frame
@@ -105,7 +105,7 @@ class Hub:
         return end, frame
 
     async def news(self, timeout_s: float) -> None:
-        """Wait for a message, or so long."""
+        """Wait for a message, at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._message_event.wait()
@@ -116,7 +116,7 @@ class Hub:
 
     @contextlib.contextmanager
     def subscribe(self, socket: FrameSocket, number: int) -> Iterator[Subscriber]:
-        """A client that has heard everything up to a number; it is told the rest while this lasts."""
+        """Subscribe a client that has received everything up to `number`; send it later messages meanwhile."""
         listener = Subscriber(self, socket, number)
         self._subscribers.add(listener)
         socket.when_ready = listener.tell
@@ -128,7 +128,7 @@ class Hub:
             self._subscribers.discard(listener)
 
     async def deliver(self) -> None:
-        """Tell the clients what is new as soon as there is something, until cancelled."""
+        """Send new messages to the clients as they come, until cancelled."""
         while True:
             await self.news(HEARTBEAT_INTERVAL_S / 4)
             for listener in [*self._subscribers]:
@@ -136,7 +136,7 @@ class Hub:
             self._beat(time.monotonic() - HEARTBEAT_INTERVAL_S)
 
     def _beat(self, silent_since: float) -> None:
-        """Show life to those who have heard nothing for a while."""
+        """Send a heartbeat to clients that received nothing since then."""
         silent = [listener for listener in self._subscribers if listener.last_sent_s <= silent_since]
         if silent:
             message = {"type": "heartbeat", "number": self._number, "time_s": time.time()}
@@ -146,7 +146,7 @@ class Hub:
 
 
 class Subscriber:
-    """What one client has heard. `dropped` is done when it was too slow."""
+    """The position of one client in the stream. `dropped` is done once the client was too slow."""
 
     def __init__(self, hub: Hub, socket: FrameSocket, number: int) -> None:
         self.number, self.last_sent_s = number, time.monotonic()
@@ -154,7 +154,7 @@ class Subscriber:
         self._hub, self._socket = hub, socket
 
     def tell(self) -> None:
-        """Say as much of what is new as the client takes."""
+        """Send as many new messages as the client takes."""
         news = self._hub.frame(self.number)
         while news is not None and news[0] > self.number and self._socket.ready:
             self.number = news[0]
@@ -172,16 +172,16 @@ class Subscriber:
 
 
 class RunWatcher(PeriodicTask):
-    """Looks at the runs again and again while the service is up, and looks after its operations."""
+    """Polls the runs while the service is up, and reconciles its operations."""
 
     def __init__(self, service: Service, hub: Hub, every_s: float = POLL_INTERVAL_S) -> None:
         super().__init__("steppe-watcher", every_s, service.reconcile, self.look, hub.wake)
         self.service, self.hub = service, hub
-        self._known: dict[str, tuple[Run, Run]] = {}  # as it is, and without its heartbeat, which alone is no news
+        self._known: dict[str, tuple[Run, Run]] = {}  # as it is, and without its heartbeat, which alone is no change
         self._cursors: dict[str, int] = {}
 
     def look(self) -> None:
-        """Put into the ring what has changed since the last look."""
+        """Put changes since the last poll into the message buffer."""
         runs = {run.id: run for run in self.service.list_runs().runs}
         for gone in self._known.keys() - runs.keys():
             del self._known[gone]
@@ -198,7 +198,7 @@ class RunWatcher(PeriodicTask):
                     self._put_points(name)
 
     def _put_points(self, run: str) -> None:
-        """New points of the curves; what came before anybody listened is in the history."""
+        """Send new points of the curves; earlier ones are in the history."""
         since = self._cursors.get(run)
         found = self.service.get_metrics(run, since=since or 0, max_points=POINTS if since is not None else 2)
         self._cursors[run] = found.next
@@ -208,7 +208,7 @@ class RunWatcher(PeriodicTask):
 
 
 def snapshot(service: Service, hub: Hub) -> tuple[int, str]:
-    """Everything a client begins with, and the number after which its deltas come."""
-    number = hub.number  # before looking: a change in between comes twice rather than never
+    """Return the number after which a client's deltas start, and the snapshot that it starts with."""
+    number = hub.number  # before reading: a change in between is sent twice rather than never
     runs = service.list_runs().model_dump(mode="json")["runs"]
     return number, json.dumps({"type": "snapshot", "number": number, "epoch": hub.epoch, "runs": runs})

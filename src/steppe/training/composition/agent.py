@@ -1,7 +1,7 @@
-"""DistributedAgent: an algorithm with its settings; the agent itself is built when it meets a world.
+"""DistributedAgent: an algorithm with its settings; the agent itself is built once it is bound to an environment.
 
-Dictionaries in and out here, batches and flat weights beneath (batches.py, named_weights.py). Building the agent imports torch;
-describing it does not, so the process that supervises a run never needs it.
+Its methods take and return dictionaries, and convert them to batches and flat weights (batches.py, named_weights.py).
+Building the agent imports torch; describing it does not, so the process that supervises a run never needs it.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ class _LearningStats:
 
 @typechecked
 class DistributedAgent:
-    """What acts and learns: an algorithm by name, `module:Class`, class, or an agent that is already made.
+    """An agent that acts and learns: an algorithm by name, `module:Class`, class, or an existing agent.
 
-    The numbers keep the meaning that they have in Q-learning: `update_frequency` environment steps per update of
-    `batch_size` transitions, `target_update_frequency` environment steps between copies into the target network. For `ppo`
-    `batch_size` is the minibatch, and the last two mean nothing. `config` has further settings of the algorithm by name,
-    or all of them as an AgentConfig. `bind` it to an environment before using it by itself; a MainLoop does that.
+    The numbers have the same meaning as in Q-learning: `update_frequency` environment steps per update of `batch_size`
+    transitions, `target_update_frequency` environment steps between copies into the target network. For `ppo`
+    `batch_size` is the minibatch, and the last two have no effect. `config` has further settings of the algorithm by
+    name, or all of them as an AgentConfig. Call `bind` with an environment before using the agent alone; a MainLoop
+    does that.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class DistributedAgent:
         self.decided |= {"device": self.device} | ({} if seed is None else {"seed": seed})
         self._agent: Agent | None = algorithm if isinstance(algorithm, Agent) else None
         self._world: DistributedEnvironment | EnvSpec | None = None
-        self._source: RunDirectory | None = None  # a run whose weights are still to be taken
+        self._source: RunDirectory | None = None  # a run whose weights are loaded at the next use
         self._env_steps, self._paid_steps, self._num_shuffles = 0, 0.0, 0
         self._total_steps: int | None = None
         self._tally = _LearningStats()
@@ -101,15 +102,16 @@ class DistributedAgent:
 
     @classmethod
     def of(cls, config: RunConfig) -> DistributedAgent:
-        """The agent of a run's configuration, exactly."""
+        """Return the agent of a run's configuration, exactly."""
         agent = cls(config.algo, config=config.agent, seed=config.seed)
-        agent.device = agent.decided["device"] = config.device  # whether there is a GPU is seen when the agent is built
+        agent.device = agent.decided["device"] = config.device  # the GPU is checked when the agent is built
         return agent
 
     def bind(self, environment_or_spec: DistributedEnvironment | EnvSpec) -> Self:
-        """Meet the world to act in. The agent is built with its first use; then its world cannot change any more.
+        """Bind the agent to an environment. It is built at its first use; then the environment cannot change any more.
 
-        An environment that says nothing about observations shows them as the agent takes them: tables get numbered states.
+        If the environment's configuration leaves `observations` open, it is set to what the agent takes: state indices
+        for tables.
         """
         if isinstance(environment_or_spec, DistributedEnvironment):
             world = environment_or_spec.config
@@ -123,9 +125,9 @@ class DistributedAgent:
         return self
 
     def settle(self, config: AgentConfig, seed: int, total_steps: int | None = None) -> None:
-        """Take over the settings that a run's configuration adds; an agent that is already built keeps its own.
+        """Apply the settings that a run's configuration adds; an agent that is already built keeps its own.
 
-        `total_steps` is the length that schedules go by.
+        `total_steps` is the length that schedules use.
         """
         self._total_steps = total_steps
         if not self.built:
@@ -133,12 +135,12 @@ class DistributedAgent:
 
     @property
     def built(self) -> bool:
-        """Whether there are weights already, or a run to take them from."""
+        """Whether there are weights already, or a run to load them from."""
         return self._agent is not None or self._source is not None
 
     @property
     def spec(self) -> EnvSpec:
-        """The world that the agent is bound to."""
+        """The spec of the environment that the agent is bound to."""
         if self._world is None:
             raise UsageError(
                 "this agent has not met a world yet: call bind(environment) first, or give it to a MainLoop"
@@ -147,7 +149,7 @@ class DistributedAgent:
 
     @property
     def agent(self) -> Agent:
-        """The agent itself, in this process; built here if it was not, with the weights of the last run if there was one."""
+        """The agent itself, in this process; built if necessary, with the weights of the last run if there was one."""
         if self._agent is None:
             from steppe.algorithms import make_agent
 
@@ -168,24 +170,24 @@ class DistributedAgent:
         return self._agent
 
     def recipe(self, environment: DistributedEnvironment) -> PolicySnapshot:
-        """What workers in that environment need to act; binds an agent that has met no world yet."""
+        """Return what workers in that environment need to act; bind the agent to it if it is unbound."""
         if self._world is None:
             self.bind(environment)
-        weights = self.agent.weights()  # first: building the agent fits its configuration to the world
+        weights = self.agent.weights()  # first: building the agent resolves the defaults of its configuration
         return PolicySnapshot(self.algo, self.config, weights)
 
     def learn_from_batch(self, batch: Mapping[str, Any] | Batch) -> dict[str, Any]:
-        """Improve from one batch and return its statistics.
+        """Learn from one batch and return its statistics.
 
-        Replay agents take flat transitions (obs, action, reward, next_obs, terminated), and answer with `priorities` if the
-        batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value. Agents
-        that learn from sequences take windows of time as `GlobalBuffer.get_batch` draws them.
+        Replay agents take flat transitions (obs, action, reward, next_obs, terminated), and return `priorities` if the
+        batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value.
+        Agents that learn from sequences take time windows as `GlobalBuffer.get_batch` samples them.
         """
         given = _columns(batch)
         with temporary_torch_settings(THREADS, self.config):
             if self.config.memory == "rollout":
                 return self._learn_rollout(given)
-            checked_batch = self._replay_batch(given)  # first: a batch that is refused changes nothing
+            checked_batch = self._replay_batch(given)  # first: a batch that is refused must change nothing
             in_windows = self.config.memory == "sequences"
             rows = int(np.count_nonzero(checked_batch["learn"])) if in_windows else len(checked_batch["reward"])
             drawn = rows if in_windows else self._batch_size()
@@ -193,9 +195,9 @@ class DistributedAgent:
             return self._learn(checked_batch, rows)
 
     def update_policy(self, experiences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Improve from experiences in the order in which they happened, as `generate_experiences` returns them.
+        """Learn from experiences in chronological order, as `generate_experiences` returns them.
 
-        A replay agent goes through them once, in minibatches of its batch size, shuffled.
+        A replay agent uses each once, in shuffled minibatches of its batch size.
         """
         self.require_steps()
         columns = stack_experiences(experiences)
@@ -212,15 +214,15 @@ class DistributedAgent:
             return metrics
 
     def get_policy_parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the weights by name."""
+        """Return copies of the weights by name."""
         return {name: array.copy() for name, array in self.agent.weights().arrays().items()}
 
     def set_policy_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Take over weights by name: all of them, in the shapes that `get_policy_parameters` gives."""
+        """Load weights by name: all of them, in the shapes of `get_policy_parameters`."""
         self.agent.load(with_arrays(self.agent.weights(), parameters))
 
     def compute_gradients(self, batch: Mapping[str, Any] | Batch) -> dict[str, np.ndarray]:
-        """The gradient of the loss on a batch by parameter, unclipped; the weights stay as they are."""
+        """Return the gradient of the loss on a batch by parameter, unclipped; the weights do not change."""
         agent, given = self.agent, _columns(batch)
         with temporary_torch_settings(THREADS, self.config):
             gradient = agent.gradients(
@@ -229,14 +231,14 @@ class DistributedAgent:
         return named_gradient(agent.weights(), gradient)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
-        """One optimizer step with gradients by parameter."""
+        """Take one optimizer step with gradients by parameter."""
         agent = self.agent
         with temporary_torch_settings(THREADS, self.config):
             agent.apply(flat_gradient(agent.weights(), gradients))
         self._tally.updates += 1
 
     def evaluate_policy(self, num_episodes: int = 10, *, seed: int = 0, explore: bool = False) -> dict[str, Any]:
-        """Play whole episodes in fresh environments, with a copy of the policy: learning goes on undisturbed."""
+        """Play whole episodes in fresh environments with a copy of the policy: learning is not affected."""
         from steppe.training.evaluate import evaluate_weights, evaluation_summary
 
         if num_episodes < 1:
@@ -259,7 +261,7 @@ class DistributedAgent:
         Checkpoints(Path(path), 1).save(agent.weights(), state, counters)
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Go on exactly where `save_checkpoint` was; an agent that has met no world yet takes the checkpoint's."""
+        """Continue exactly from what `save_checkpoint` wrote; an unbound agent is bound to the checkpoint's spec."""
         found = Checkpoints(Path(path), 1).latest()
         if found is None:
             raise RunNotFound(f"{path} holds no checkpoint of an agent")
@@ -273,7 +275,7 @@ class DistributedAgent:
         self._env_steps, self._paid_steps, self._num_shuffles = (counters[name] for name in _COUNTERS)
 
     def follow_run(self, run: Any) -> None:
-        """Count a loop's run in the statistics from now on, while it goes on and afterwards."""
+        """Include a loop's run in the statistics from now on, during the run and afterwards."""
         self._runs = self._counted_runs()
         self._run = run
 
@@ -283,10 +285,10 @@ class DistributedAgent:
         return {name: count + getattr(self._run, name) for name, count in self._runs.items()}
 
     def get_training_stats(self) -> dict[str, Any]:
-        """What was learned from: counts, means over batches since the last reset, and the newest values.
+        """Return counts, means over batches since the last reset, and the newest values.
 
-        `updates` and `env_steps` include those of loops' runs, under way or ended; their curves are in the runs' own records.
-        `episodes` are those of the runs alone.
+        `updates` and `env_steps` include those of loops' runs, running or ended; their curves are in the runs' own
+        records. `episodes` are those of the runs alone.
         """
         tally, runs = self._tally, self._counted_runs()
         return {
@@ -301,24 +303,24 @@ class DistributedAgent:
         }
 
     def reset_training_stats(self) -> None:
-        """Begin to count anew; what was learned stays."""
+        """Reset the statistics; what was learned stays."""
         self._tally, self._run, self._runs = _LearningStats(), None, dict(_NO_RUNS)
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
-        """Go on from where a run ended; its weights are read when they are first needed."""
+        """Continue from the end of a run; its weights are loaded when they are first needed."""
         self.config = plan.config.agent
         if directory.result.exists() or Checkpoints(directory.checkpoints, run=directory.key).latest(whole=False):
             self._source = directory
 
     def observe(self, experiences: Sequence[Mapping[str, Any]]) -> None:
-        """Let running statistics, exploration and target network follow new experiences, without learning from them."""
+        """Update running statistics, exploration and target network for new experiences, without learning from them."""
         self.require_steps()
         with temporary_torch_settings(THREADS, self.config):
             self._observe(to_segment(stack_experiences(experiences), self.spec, self.config.columns(self.spec)))
         self._paid_steps += len(experiences)
 
     def require_steps(self) -> None:
-        """Raise unless this agent can learn from steps as `generate_experiences` gives them."""
+        """Raise UsageError unless this agent can learn from steps as `generate_experiences` returns them."""
         if self.config.memory == "sequences":
             raise UsageError(
                 f"{self.algo} learns from sequences with stored state, not from single steps: use MainLoop.run_training, "
@@ -342,14 +344,14 @@ class DistributedAgent:
         return metrics if batch.indices is None else metrics | {"priorities": learned.priorities}
 
     def _observe(self, segment: Segment) -> None:
-        """Steps go on from those that the weights have behind them already."""
+        """Count the steps on top of those that the weights already have."""
         self._env_steps = max(self._env_steps, self.agent.weights().env_steps) + segment.num_valid
         self.agent.observe(segment, Progress(self._env_steps, self._total_steps))
 
     def _advance_steps(self, steps: float) -> None:
-        """A draw from replay stands for the steps that pay for it: exploration and target network follow them.
+        """Count the environment steps that a sampled batch stands for, so that exploration and target network follow.
 
-        Steps that were observed in person are not counted twice.
+        Steps that `observe` already counted are not counted twice.
         """
         unpaid = steps - self._paid_steps
         self._paid_steps = max(0.0, -unpaid)
@@ -370,7 +372,7 @@ class DistributedAgent:
         return Batch(segment.columns)
 
     def _replay_batch(self, batch: Mapping[str, Any]) -> Batch:
-        """A draw from replay, checked: windows of time, or flat transitions."""
+        """Validate a batch from replay: time windows, or flat transitions."""
         if self.config.memory == "sequences":
             return to_sequence_batch(batch, self.spec, self.config.columns(self.spec))
         return self._transitions(batch)
@@ -383,7 +385,7 @@ class DistributedAgent:
 
 
 def _columns(batch: Mapping[str, Any] | Batch) -> Mapping[str, Any]:
-    """A batch as a dictionary; what a buffer drew has weights and indices besides."""
+    """Return a batch as a dictionary; a sampled Batch adds weights and indices."""
     if isinstance(batch, Batch):
         return {**batch.columns, "weights": batch.weights, "indices": batch.indices}
     return batch
@@ -394,7 +396,7 @@ def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:
 
 
 def _load_run_result(agent: Agent, run: RunDirectory) -> None:
-    """Give an agent what a run ended with: the weights it is judged by, or else its newest checkpoint with all its state."""
+    """Load a run's final weights into an agent, with the newest checkpoint's full state if it has the same weights."""
     from steppe.training.evaluate import result_weights
 
     weights = result_weights(run)

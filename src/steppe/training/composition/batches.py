@@ -1,4 +1,4 @@
-"""Dictionaries at the surface, segments and batches beneath it: the conversion happens once, here."""
+"""Convert dictionaries of the public API to segments and batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import EnvSpec, FieldSpec, SegmentSpec
 
 Columns = dict[str, np.ndarray]
-_ROLLOUT_KEYS = ("valid", "final_obs")  # what tells a [T, B] batch from flat transitions
+_ROLLOUT_KEYS = ("valid", "final_obs")  # what distinguishes a [T, B] batch from flat transitions
 REWARD, DISCOUNT = FieldSpec("reward", (), "float32"), FieldSpec("discount", (), "float32")
 TERMINATED, TRUNCATED = FieldSpec("terminated", (), "bool"), FieldSpec("truncated", (), "bool")
 VALID, LEARN = FieldSpec("valid", (), "bool"), FieldSpec("learn", (), "bool")
@@ -23,7 +23,7 @@ WEIGHTS, INDICES = FieldSpec("weights", (), "float32"), FieldSpec("indices", (),
 
 
 def stack_experiences(experiences: Sequence[Mapping[str, Any]]) -> Columns:
-    """Experience dictionaries as one array per key."""
+    """Stack experience dictionaries into one array per key."""
     if not experiences:
         raise UsageError("there are no experiences to learn from")
     keys = experiences[0].keys()
@@ -42,7 +42,7 @@ def _stacked(key: str, values: Sequence[Any]) -> np.ndarray:
 
 
 def to_transition_batch(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -> Batch:
-    """A batch for replay agents from flat transitions; one-step ones where there is no `discount`. Values are checked."""
+    """Build a batch for replay agents from flat transitions, one-step ones without `discount`. Values are validated."""
     obs, action = spec.fields
     reward = _checked_column(batch, REWARD)
     rows = len(reward)
@@ -58,10 +58,11 @@ def to_transition_batch(batch: Mapping[str, Any], spec: EnvSpec, gamma: float) -
 
 
 def to_sequence_batch(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Batch:
-    """A batch for agents that remember, from windows of time [R, N, …] as replay/sequence_windows.py lays them. Values are checked.
+    """Build a batch for recurrent agents from time windows [R, N, …] of replay/sequence_windows.py.
 
-    With several agents each column has an axis of them after the first two, and `live` (everybody, if absent) says who is
-    there. `hidden` has no axis of time: it is what was remembered at the first row of each window.
+    Values are validated. With several agents each column has an agent axis after the first two, and `live` (default:
+    all) marks the agents that are present. `hidden` has no time axis: it is the recurrent state at the first row of
+    each window.
     """
     team = () if spec.num_agents == 1 else (spec.num_agents,)
     obs, action = spec.fields
@@ -89,12 +90,12 @@ def to_sequence_batch(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[Fie
 
 
 def _comm_mask_fields(extras: tuple[FieldSpec, ...]) -> list[FieldSpec]:
-    """Who was heard at each row, where an agent listens."""
+    """Return the field of the communication mask, if the agent communicates."""
     return [field for field in extras if field.name == "comm_mask"]
 
 
 def _weights_and_indices(batch: Mapping[str, Any], rows: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Importance weights and indices of a draw, where it has them."""
+    """Return importance weights and indices of a sampled batch, if it has them."""
     return (
         None if batch.get("weights") is None else _checked_column(batch, WEIGHTS, rows),
         None if batch.get("indices") is None else _column(batch, INDICES, rows),
@@ -102,10 +103,10 @@ def _weights_and_indices(batch: Mapping[str, Any], rows: int) -> tuple[np.ndarra
 
 
 def to_segment(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
-    """A segment from a [T, B] batch, or from flat transitions in the order in which they happened.
+    """Build a segment from a [T, B] batch, or from flat transitions in chronological order.
 
-    Flat transitions become one column of environments. Where a row does not go on from the one before it (another episode
-    that was left unfinished, another worker), the trajectory is cut there and goes on from its own `next_obs`.
+    Flat transitions become the column of one environment. Where a row does not continue the one before it (an episode
+    that was left unfinished, another worker), the trajectory is truncated and bootstraps from its own `next_obs`.
     """
     if all(name in batch for name in _ROLLOUT_KEYS):
         return _segment_from_columns(batch, spec, extras)
@@ -131,14 +132,14 @@ def to_segment(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec,
         "action": _column(batch, spec.action.field, rows),
         **{field.name: _column(batch, field, rows) for field in extras},
     }
-    if "mask" in flat:  # what is allowed after the last row is not known, as after a truncated one
+    if "mask" in flat:  # the action mask after the last row is unknown, as after a truncated one
         flat["mask"] = np.concatenate([flat["mask"], np.ones_like(flat["mask"][:1])])
         flat["truncated"][-1] = not terminated[-1]
     return _segment_from_columns({name: column[:, None] for name, column in flat.items()}, spec, extras)
 
 
 def _find_discontinuities(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) -> np.ndarray:
-    """Where the next row does not begin with what this one ended with."""
+    """Mark the rows whose successor does not start with their `next_obs`."""
     seams = np.zeros(len(obs), bool)
     seams[:-1] = (obs[1:] != next_obs[:-1]).any(axis=tuple(range(1, obs.ndim)))
     if episode is not None:
@@ -147,7 +148,7 @@ def _find_discontinuities(obs: np.ndarray, next_obs: np.ndarray, episode: np.nda
 
 
 def _segment_from_columns(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
-    """A segment from [T, B, …] columns, whose values are checked."""
+    """Build a segment from [T, B, …] columns. Values are validated."""
     shape = as_column(_require_key(batch, "reward"), "reward", "float32").shape
     if len(shape) != 2 or not all(shape):
         raise UsageError(f"a rollout has columns [T, B, …], T and B at least 1, but 'reward' has shape {shape}")
@@ -165,18 +166,18 @@ def _segment_from_columns(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple
 def _checked_column(
     batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None, name: str | None = None
 ) -> np.ndarray:
-    """A column of flat transitions whose values are those of its field."""
+    """Return a column of flat transitions, with its values validated."""
     column = _column(batch, field, rows, name)
     require_values(column, name or field.name, field)
     return column
 
 
 def _column(batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None, name: str | None = None) -> np.ndarray:
-    """A column of flat transitions by its key, which is the field's name unless one is given; at least one row."""
+    """Return a column of flat transitions by its key (default: the field's name); requires at least one row."""
     name = name or field.name
     given = as_column(_require_key(batch, name), name, field.dtype)
     wanted = len(given) if rows is None and given.ndim else rows or 0
-    if not field.shape and given.shape == (wanted, 1):  # (1,) is another way to write one number
+    if not field.shape and given.shape == (wanted, 1):  # accept scalars of shape (1,)
         given = given.reshape(wanted)
     require_shape(given, name, (wanted, *field.shape))
     if not wanted:

@@ -1,7 +1,7 @@
-"""Experience without a learner: the actors of a plan in lockstep, with the caller in the learner's place.
+"""Collect experience without a learner: the actors of a plan in lockstep, with the caller in place of the learner.
 
-A round is one publication of weights and one segment from every actor, so nothing is ever collected with weights other
-than those asked for, and the same seed gives the same experience on every runtime.
+A round is one publication of weights and one segment from every actor, so all experience is collected with the
+requested weights, and the same seed gives the same experience on every runtime.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from steppe.runtimes.plan import Plan, make_plan
 from steppe.training.result import to_exception
 
 ROUND_STEPS = 32
-POLL_INTERVAL_S = 0.1  # between looks at whether the workers are still alive
+POLL_INTERVAL_S = 0.1  # between checks whether the workers are alive
 STOP_S = 4.0
 
 Experience = dict[str, Any]
@@ -39,7 +39,7 @@ WeightsProvider = Callable[[], Weights]
 
 @dataclass(frozen=True)
 class PolicySnapshot:
-    """What a worker needs to act: the algorithm and its settings, and the weights as they are now."""
+    """What a worker needs to act: the algorithm, its settings, and the current weights."""
 
     algo: str
     config: AgentConfig
@@ -48,14 +48,14 @@ class PolicySnapshot:
 
 @runtime_checkable
 class PolicyProvider(Protocol):
-    """Anything that has a recipe for an environment: a DistributedAgent."""
+    """Anything that provides a policy snapshot for an environment, such as a DistributedAgent."""
 
     def recipe(self, environment: Any) -> PolicySnapshot:
-        """The recipe, for workers in that environment."""
+        """Return the policy snapshot for workers in that environment."""
 
 
 class Collector:
-    """Actors of one policy, and everything of theirs that has to be brought down again."""
+    """The actors of one policy, and all resources that must be released with them."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, *, runtime: str | None) -> None:
         self._room = Path(tempfile.mkdtemp(prefix="steppe-workers-"))
@@ -72,7 +72,10 @@ class Collector:
         self._rounds = RoundBatchPolicy(self._handle.channel, self.plan.config.actors)
 
     def round(self, weights: Weights, *, restart: bool) -> list[Segment]:
-        """One segment from every actor, in their order, with new episodes everywhere if asked; `release` them."""
+        """Return one segment from every actor, in order; `restart` starts new episodes everywhere.
+
+        The caller must `release` the segments.
+        """
         handle = self._handle
         assert handle is not None, "a collector is not used after close"
         handle.ask("actor", RESTART if restart else RUN)
@@ -87,13 +90,13 @@ class Collector:
         return segments
 
     def release(self, segments: Iterable[Segment]) -> None:
-        """Give the memory of a round back to the actors."""
+        """Return the memory of a round to the actors."""
         assert self._handle is not None
         for segment in segments:
             self._handle.channel.release(segment)
 
     def close(self) -> None:
-        """End the workers and remove what they left; again is harmless."""
+        """Terminate the workers and remove their directory. Idempotent."""
         handle, self._handle = self._handle, None
         try:
             if handle is not None:
@@ -105,7 +108,7 @@ class Collector:
 
 
 def _make_actor_plan(config: RunConfig, spec: EnvSpec, runtime: str | None) -> Plan:
-    """Processes where others can find the environment and the policy, this process otherwise."""
+    """Plan for processes if they can import the environment and the policy, for this process otherwise."""
     try:
         plan = make_plan(config.model_copy(update={"runtime": runtime or "processes"}), spec)
     except FactoryError:
@@ -127,19 +130,19 @@ def _launch(plan: Plan, directory: RunDirectory) -> CollectorHandle:
 
 @dataclass
 class EnvTrajectory:
-    """One environment of one actor, or one agent in it, followed through its segments. Steps of two lanes never meet."""
+    """Steps of one environment of one actor, or of one agent in it, across segments."""
 
     wanted: int
     episodes: list[list[Experience]] = field(default_factory=list)
     current: list[Experience] = field(default_factory=list)
-    truncated_by_limit: bool = False  # its episode was cut by the caller's limit and goes on unseen until it ends
+    truncated_by_limit: bool = False  # the caller's limit cut the episode, which continues unrecorded until it ends
 
     @property
     def needs_more(self) -> bool:
         return len(self.episodes) < self.wanted
 
     def take(self, step: Experience, limit: int) -> None:
-        """Add the next valid step of this lane."""
+        """Add the next valid step of this environment."""
         over = bool(step["terminated"] or step["truncated"])
         if self.truncated_by_limit or not self.needs_more:
             self.truncated_by_limit = self.truncated_by_limit and not over
@@ -156,9 +159,9 @@ class EnvTrajectory:
 def collect_episodes(
     collector: Collector, weights: WeightsProvider, num_episodes: int, max_steps_per_episode: int
 ) -> list[list[Experience]]:
-    """Whole episodes, as many from each lane as from the next: the first to end are not the ones that count.
+    """Return whole episodes in equal shares from all environments, so that short episodes are not favoured.
 
-    `weights` is asked before every round.
+    `weights` is called before every round.
     """
     num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_episodes // num_lanes + (lane < num_episodes % num_lanes) for lane in range(num_lanes)]
@@ -175,7 +178,7 @@ def collect_episodes(
         collector.release(segments)
         restart = all(
             lane.truncated_by_limit for lane in lanes if lane.needs_more
-        )  # without end, they would rest for ever
+        )  # an episode may never end by itself, and its environment would then contribute nothing more
     ordered = [(turn, index) for index, share in enumerate(shares) for turn in range(share)]
     return [lanes[index].episodes[turn] for turn, index in sorted(ordered)]
 
@@ -183,7 +186,7 @@ def collect_episodes(
 def collect_steps(
     collector: Collector, weights: WeightsProvider, num_steps: int, *, restart: bool
 ) -> dict[str, np.ndarray]:
-    """`num_steps` transitions in equal shares, lane after lane, each lane's in the order in which they happened."""
+    """Return `num_steps` transitions in equal shares, environment after environment, each in chronological order."""
     num_lanes = collector.plan.config.actors * collector.plan.num_rows
     shares = [num_steps // num_lanes + (lane < num_steps % num_lanes) for lane in range(num_lanes)]
     lanes: list[list[Experience]] = [[] for _ in shares]
@@ -198,7 +201,7 @@ def collect_steps(
 
 
 def _split_by_env(segments: list[Segment]) -> list[list[Experience]]:
-    """The valid steps of each (actor, environment), copied out of the segments."""
+    """Return the valid steps of each (actor, environment), copied out of the segments."""
     lanes = []
     for segment in segments:
         columns = {

@@ -1,4 +1,4 @@
-"""Parts and a configuration become one: what each part decided, what the configuration adds, and no contradiction."""
+"""Merge the settings of all parts with a configuration, and refuse contradictions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from steppe.training.composition.agent import DistributedAgent
     from steppe.training.composition.environment import DistributedEnvironment
 
-MAX_SETTING = 10**15  # steps between evaluations where episodes are what counts; the most that a setting may be
-DEFAULT_SETTINGS = {"runtime": "inline"}  # where parts of the caller's are at work, they work in his process
+MAX_SETTING = 10**15  # upper limit of a setting; as steps between evaluations: never, as episodes count instead
+DEFAULT_SETTINGS = {"runtime": "inline"}  # the caller's own parts work in the caller's process
 PARAMETER_SERVER_SETTINGS = {"mode": "workers"}  # what a parameter server decides
 
 
@@ -30,10 +30,10 @@ def compose_config(
     loop: Mapping[str, Any] | None = None,
     usual: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """The configuration of the parts together; ConfigError where two of them, or one and `given`, disagree.
+    """Return the merged configuration; raises ConfigError if two parts, or a part and `given`, disagree.
 
-    `server` is what a parameter server decides. What the `loop` decides is not for the environment to say. `usual` stands
-    where nobody says anything.
+    `server` has the settings of a parameter server. Settings in `loop` override the environment's. `usual` has
+    defaults.
     """
     parts: dict[str, tuple[str, Any]] = {}
     for whose, decided in (
@@ -74,7 +74,7 @@ def with_episode_limits(
     evaluation_frequency: int,
     checkpoint_frequency: int,
 ) -> RunConfig:
-    """The configuration with its length, evaluations and checkpoints counted in episodes, none longer than given."""
+    """Return the configuration with length, evaluations and checkpoints in episodes, truncated at the given length."""
     for value in (total_episodes, max_steps_per_episode, evaluation_frequency, checkpoint_frequency):
         if value < 1:
             raise ConfigError(f"episodes, steps and frequencies are at least 1, not {value}")

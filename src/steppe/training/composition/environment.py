@@ -1,7 +1,7 @@
-"""DistributedEnvironment: a world described once, and experience from several workers at a time.
+"""DistributedEnvironment: an environment described once, which collects experience with several workers in parallel.
 
-The workers are the actors of every other run (roles/actor.py), in processes of their own where those can find the
-environment and the policy by name, in this process otherwise. They start with the first call that needs them.
+The workers are the same actors as in a run (roles/actor.py), in their own processes if those can import the environment
+and the policy by name, in this process otherwise. They start with the first call that needs them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from steppe.training.composition.collector import (
 from steppe.training.composition.named_weights import with_arrays
 from steppe.training.composition.settings import algorithm_name, choose_device, resolve_agent_config
 
-WORKER_ID = "environment"  # how a server knows the workers together
-RECENT = 100  # episodes that return_mean and length_mean look back on
+WORKER_ID = "environment"  # the id under which a server knows all the workers together
+RECENT = 100  # number of newest episodes in return_mean and length_mean
 
 
 @runtime_checkable
 class RunCounts(Protocol):
-    """How far a run is, for whoever counts: a RunView."""
+    """Counters of a run, as a RunView has them."""
 
     @property
     def played_steps(self) -> int: ...
@@ -59,7 +59,7 @@ class RunCounts(Protocol):
 
 
 class _CollectorSession:
-    """Hands out the workers; whatever interrupts a round leaves them out of step, so they are ended."""
+    """Context of the workers for one call; an exception leaves them out of step, so it terminates them."""
 
     def __init__(self, environment: DistributedEnvironment, collector: Collector) -> None:
         self._environment, self._collector = environment, collector
@@ -76,9 +76,9 @@ class _CollectorSession:
 class DistributedEnvironment:
     """An environment by id or factory, with `num_workers` actors in it.
 
-    `use_gpu` and `device` say where the workers compute actions. The same seed gives the same experience, whether the
-    workers are processes or not. With a `parameter_server`, whenever it has newer parameters than the workers act with, they
-    get those, also in the midst of a call. `shutdown` ends them; so do leaving a `with` block and the end of the program.
+    `use_gpu` and `device` select where the workers compute actions. The same seed gives the same experience, whether
+    the workers are processes or not. With a `parameter_server`, the workers load newer parameters whenever it has some,
+    also during a call. `shutdown` terminates the workers; so do leaving a `with` block and the end of the program.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class DistributedEnvironment:
         self._parameters: dict[str, np.ndarray] = {}
         self.parameter_server = parameter_server
         self._pulled_version = -1
-        self._pulled: dict[str, np.ndarray] = {}  # of what the server has
+        self._pulled: dict[str, np.ndarray] = {}  # newest parameters of the server
         self._restart = True
         self._steps, self._episodes = 0, 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -118,11 +118,11 @@ class DistributedEnvironment:
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """What the world looks like to an agent; makes one environment and closes it."""
+        """The environment's spec; creates one environment and closes it."""
         return probe(self.env, self.config)
 
     def settle(self, config: EnvConfig) -> None:
-        """Make the world another way from now on: what a MainLoop's configuration added."""
+        """Apply the environment settings of a MainLoop's configuration; terminate the workers if they differ."""
         if config != self.config:
             self.shutdown()
             self.config = config
@@ -131,11 +131,11 @@ class DistributedEnvironment:
     def generate_experiences(
         self, policy: PolicyProvider | Agent, num_episodes: int, max_steps_per_episode: int = 1000
     ) -> list[dict[str, Any]]:
-        """Play whole episodes with a policy: one dictionary per step, episode after episode.
+        """Play whole episodes with a policy; return one dictionary per step, episode after episode.
 
-        Each has obs, action, reward, next_obs, terminated, truncated, what the policy notes besides (logp, value, …) and
-        the number of its episode. A longer episode is cut after `max_steps_per_episode` steps, as truncated. Every worker
-        plays an equal share, so short episodes are not favoured.
+        Each has obs, action, reward, next_obs, terminated, truncated, the policy's further columns (logp, value, …) and
+        the index of its episode. A longer episode is truncated after `max_steps_per_episode` steps. Every worker plays
+        an equal share, so short episodes are not favoured.
         """
         if num_episodes < 1 or max_steps_per_episode < 1:
             raise ConfigError(f"at least one episode of one step, not {num_episodes=}, {max_steps_per_episode=}")
@@ -150,9 +150,9 @@ class DistributedEnvironment:
         return [step for steps in episodes for step in steps]
 
     def generate_batch_experiences(self, policy: PolicyProvider | Agent, batch_size: int) -> dict[str, np.ndarray]:
-        """`batch_size` steps as arrays, an equal share from every worker, whose episodes go on from call to call.
+        """Return `batch_size` steps as arrays, an equal share from every worker; episodes continue from call to call.
 
-        Steps of one worker follow each other in order, then come the next one's.
+        The steps of each worker are consecutive and in order.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size}: must be at least 1")
@@ -165,25 +165,25 @@ class DistributedEnvironment:
         return batch
 
     def update_policy(self, new_policy_params: Mapping[str, Any]) -> None:
-        """Use these parameters in place of the policy's own in later calls; an empty dictionary gives it its own back.
+        """Use these parameters instead of the policy's own in later calls; an empty dictionary restores its own.
 
-        Parameters that a server makes after this come in their place.
+        Newer parameters of the server replace them in turn.
         """
         self._pull()
         self._pulled = {}
         self._parameters = {name: to_numpy(value, repr(name)).copy() for name, value in new_policy_params.items()}
 
     def reset_environments(self) -> None:
-        """Abandon every episode under way: the next experience begins with first steps."""
+        """Abandon all current episodes: the next experience starts with first steps."""
         self._restart = True
 
     def follow_run(self, run: RunCounts) -> None:
-        """Count a loop's run in the statistics from now on, while it goes on and afterwards."""
+        """Include a loop's run in the statistics from now on, during the run and afterwards."""
         self._absorb_run_counts()
         self._run = run
 
     def _absorb_run_counts(self) -> None:
-        """Take over the counts of a run that is not looked at any more."""
+        """Add the counts of the previous run to the totals and stop following it."""
         if self._run is not None:
             self._steps, self._episodes = (
                 self._steps + self._run.played_steps,
@@ -193,8 +193,10 @@ class DistributedEnvironment:
             self._run = None
 
     def get_environment_stats(self) -> dict[str, Any]:
-        """Workers, steps and episodes that they played so far, those of loops' runs included, and the mean return and length
-        of the newest whole episodes. A run's actors may have played a little more than its learner took in."""
+        """Return the number of workers, steps and episodes, and the mean return and length of the newest episodes.
+
+        The counts include the runs of loops. A run's actors may have played a few more steps than its learner received.
+        """
         run = self._run
         recent = [*self._recent, *(run.recent if run is not None else ())][-RECENT:]
         returns, lengths = zip(*recent, strict=True) if recent else ((), ())
@@ -214,7 +216,7 @@ class DistributedEnvironment:
         }
 
     def shutdown(self) -> None:
-        """End the workers; the next call that needs them starts new ones."""
+        """Terminate the workers; the next call that needs them starts new ones."""
         self._workers, self._restart = None, True
         if self._finalizer is not None:
             self._finalizer()
@@ -234,13 +236,13 @@ class DistributedEnvironment:
         return PolicySnapshot(algorithm_name(policy), config, policy.weights())
 
     def _weights(self, recipe: PolicySnapshot) -> Weights:
-        """What the next round is collected with."""
+        """Return the weights for the next round."""
         self._pull()
         weights = with_arrays(recipe.weights, self._parameters) if self._parameters else recipe.weights
         return with_arrays(weights, {**weights.arrays(), **self._pulled}) if self._pulled else weights
 
     def _pull(self) -> None:
-        """Take over newer parameters of the server, if there are any."""
+        """Load newer parameters of the server, if there are any."""
         server: Any = self.parameter_server
         if server is None:
             return
@@ -248,12 +250,12 @@ class DistributedEnvironment:
             newer = server.newer_than(POLICY, self._pulled_version)
             if newer is not None:
                 self._pulled_version, self._pulled = newer.version, newer.arrays()
-        else:  # one of a user's own, that counts no versions
+        else:  # a user's own server, which has no versions
             server.register_worker(WORKER_ID)
             self._pulled_version, self._pulled = self._pulled_version + 1, server.get_parameters(WORKER_ID)
 
     def _collector_session(self, recipe: PolicySnapshot) -> _CollectorSession:
-        """The workers for a recipe, started if there are none; a failure on the way ends them."""
+        """Return the workers for a policy snapshot, started if necessary; an error in the session terminates them."""
         if self._workers is not None and self._workers[:2] != (recipe.config, recipe.algo):
             self.shutdown()
         if self._workers is None:
@@ -274,7 +276,7 @@ class DistributedEnvironment:
             seed=seeding.integer_seed(seed, "workers", self._launches) if self._launches else seed,
             environment=self.config,
             agent=recipe.config.model_copy(update={"segment_steps": ROUND_STEPS}),
-            flow=FlowConfig(ahead=0, actor_device=self.device),  # a round with the weights that were asked for
+            flow=FlowConfig(ahead=0, actor_device=self.device),  # each round uses the requested weights
         )
 
     def _book(self, steps: list[Experience]) -> None:
@@ -285,7 +287,7 @@ class DistributedEnvironment:
 
 
 def _caller_settings(environment: DistributedEnvironment, config: EnvConfig | None) -> dict[str, Any]:
-    """The configuration keys that the caller decided, for a MainLoop."""
+    """Return the configuration keys that the caller decided, for a MainLoop."""
     decided: dict[str, Any] = {
         "env": environment.env,
         "actors": environment.num_workers,

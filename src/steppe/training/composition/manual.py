@@ -1,7 +1,7 @@
-"""Training with the parts themselves, here and one episode at a time: play, remember, learn.
+"""Train with the parts themselves, in this process and one episode at a time: play, store, learn.
 
-A loop over parts of the house goes this way for single episodes; over parts of a user's own, which no other process could
-build again, for everything.
+A loop over built-in parts uses this for single episodes. A loop over a user's own parts, which no other process could
+build, uses it for everything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Steps = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class UpdateSchedule:
-    """How much is learned from a replay, and from when on."""
+    """Updates per environment step from a replay buffer, and the number of experiences to start at."""
 
     batch_size: int
     updates_per_step: float
@@ -34,7 +34,7 @@ class UpdateSchedule:
 
     @classmethod
     def of(cls, agent: AgentComponent) -> UpdateSchedule:
-        """An agent of the house says it itself; for others what DistributedAgent has by default."""
+        """Use a built-in agent's settings; for other agents, the defaults of DistributedAgent."""
         if not isinstance(agent, DistributedAgent):
             size = int(DEFAULT_ARGUMENTS["batch_size"])
             return cls(size, 1.0 / DEFAULT_ARGUMENTS["update_frequency"], size)
@@ -44,7 +44,7 @@ class UpdateSchedule:
 
 
 class ManualTrainer:
-    """The parts at work. With a server, gradients go there, and the agent goes on with what comes back."""
+    """Trains with the parts. With a server, updates are pushed there, and the agent loads the returned parameters."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ManualTrainer:
             self._push_kind, self._weighted = _push_requirements(server)
 
     def episode(self, max_steps: int = 1000) -> dict[str, Any]:
-        """Play one episode, remember it, learn what is due; its return, length and losses."""
+        """Play one episode, store it and run the updates that are due; return its return, length and losses."""
         if isinstance(self.agent, DistributedAgent):
             self.agent.require_steps()
         steps: Steps = list(self.environment.generate_experiences(self.agent, 1, max_steps))
@@ -83,7 +83,7 @@ class ManualTrainer:
         return self._push(stack_experiences(steps), len(steps))
 
     def _learn_from_replay(self, steps: Steps) -> dict[str, Any]:
-        """Store one-step transitions, then as many updates as they pay for (see replay/transition_memory.py)."""
+        """Store one-step transitions, then run the updates that they allow (see replay/transition_memory.py)."""
         pool, pace = self._pool(), UpdateSchedule.of(self.agent)
         pool.add_experiences(self._block(steps))
         if pool.get_total_experiences() < pace.starts:
@@ -100,7 +100,7 @@ class ManualTrainer:
         return {**metrics, "updates": due}
 
     def _push(self, batch: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
-        """One update to the server, and the parameters that it has then."""
+        """Push one update to the server, and load the parameters that it has then."""
         assert self.server is not None
         told, update = self._update(batch)
         receipt = self.server.push_gradients(LOOP_WORKER_ID, update, float(rows) if self._weighted else 1.0)
@@ -110,7 +110,7 @@ class ManualTrainer:
         return {**told, "updates": 0 if refused else 1, **({"refused": receipt.reason} if refused else {})}
 
     def _update(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What is worth telling, and what the server takes: the batch's gradient, or what the agent changes by learning."""
+        """Return metrics and the update that the server takes: gradients, new parameters, or their differences."""
         if self._push_kind == "gradients":
             return {}, self.agent.compute_gradients(batch)
         before = self.agent.get_policy_parameters()
@@ -133,7 +133,7 @@ class ManualTrainer:
         return self.replay_buffer
 
     def _block(self, steps: Steps) -> Any:
-        """The steps as the agent wants them back: of the house, one-step transitions."""
+        """Return the steps as the agent expects them back: one-step transitions for a built-in agent."""
         if not isinstance(self.agent, DistributedAgent):
             return steps
         names, gamma = ("obs", "action", "reward", "next_obs", "terminated"), np.float32(self.agent.config.gamma)
@@ -141,14 +141,14 @@ class ManualTrainer:
 
 
 def _push_requirements(server: Any) -> tuple[str, bool]:
-    """What a server takes, and whether a push's weight counts; one of a user's own takes plain gradients."""
+    """Return what a server takes, and whether it weights pushes; a user's own server takes plain gradients."""
     about = server.description() if hasattr(server, "description") else {}
     about = server.about(LOOP_WORKER_ID) if hasattr(server, "about") else about
     return server.get_server_stats().get("takes", "gradients"), bool(about.get("weighs", False))
 
 
 class ManualRun:
-    """A training of whole episodes by hand. `stop`, `pause` and `resume` may be called from another thread."""
+    """A manual training of whole episodes. `stop`, `pause` and `resume` may be called from another thread."""
 
     def __init__(self, hands: ManualTrainer) -> None:
         self.trainer = hands
@@ -166,7 +166,7 @@ class ManualRun:
         save: Callable[[], object],
         look: Callable[[dict[str, Any]], bool],
     ) -> dict[str, Any]:
-        """Play `episode` again and again; `frequencies` are those of run_training, `look` says True to end."""
+        """Call `episode` repeatedly; `frequencies` are those of run_training, and `look` returns True to stop."""
         total, max_steps, judge_every, save_every = frequencies
         if min(frequencies) < 1:
             raise ConfigError(f"episodes, steps and frequencies are at least 1, not {min(frequencies)}")
@@ -198,16 +198,16 @@ class ManualRun:
         return {**told, "reason": reason}
 
     def stop(self) -> None:
-        """End after the episode under way."""
+        """Stop after the current episode."""
         self._stopping.set()
         self._going.set()
 
     def pause(self) -> None:
-        """Rest after the episode under way."""
+        """Pause after the current episode."""
         self._going.clear()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
         self._going.set()
 
     def _rest(self) -> None:

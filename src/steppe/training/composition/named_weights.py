@@ -1,4 +1,4 @@
-"""Weights and gradients as dictionaries of named arrays, with names and shapes checked on the way in."""
+"""Weights and gradients as dictionaries of named arrays; validates names and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steppe.core.contracts.weights import Weights, WeightsEntry
 
 
 def with_arrays(weights: Weights, arrays: Mapping[str, Any]) -> Weights:
-    """A copy of `weights` with these values, which must be all of them and finite."""
+    """Return a copy of `weights` with these values. All of them must be given and finite."""
     _require(weights.layout.entries, arrays, "parameters")
     changed = replace(weights, buffer=weights.buffer.copy())
     for name, view in changed.arrays().items():
@@ -25,7 +25,7 @@ def with_arrays(weights: Weights, arrays: Mapping[str, Any]) -> Weights:
 
 
 def named_gradient(weights: Weights, gradient: np.ndarray) -> dict[str, np.ndarray]:
-    """A flat gradient as arrays by parameter, sharing its memory."""
+    """Return a flat gradient as arrays by parameter, sharing its memory."""
     entries = weights.layout.first(len(gradient))
     ends = np.cumsum([entry.nbytes // 4 for entry in entries])
     parts = np.split(gradient, ends[:-1])
@@ -33,7 +33,7 @@ def named_gradient(weights: Weights, gradient: np.ndarray) -> dict[str, np.ndarr
 
 
 def flat_gradient(weights: Weights, gradients: Mapping[str, Any]) -> np.ndarray:
-    """Named gradients as the flat vector that an agent applies; every trainable parameter must be there."""
+    """Return named gradients as the flat vector that an agent applies; every trainable parameter must be given."""
     if not gradients:
         raise UsageError("there are no gradients to apply: give what compute_gradients returned")
     entries = list(weights.layout.entries)

@@ -1,4 +1,4 @@
-"""A parameter server in a loop: what it decides about a run, and what the run begins with."""
+"""Connect a parameter server to a loop: the settings that it decides, and the run's initial parameters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from steppe.core.contracts.errors import ConfigError
 from steppe.training.composition.named_weights import with_arrays
 
-if TYPE_CHECKING:  # compiled parts, which only loops with a server need
+if TYPE_CHECKING:  # compiled modules, which only loops with a server need
     from steppe.core.contracts.algorithm import Agent
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
 
-LOOP_WORKER_ID = "loop"  # the worker that a loop itself is
+LOOP_WORKER_ID = "loop"  # the id of the loop itself as a worker
 
 
 def server_settings(server: ParameterServer | ParameterClient, num_workers: int) -> dict[str, Any]:
-    """The configuration keys that a server decides, for a run whose workers push to it."""
+    """Return the configuration keys that a server decides, for a run whose workers push to it."""
     from steppe.params.server import ParameterServer
 
     if not isinstance(server, ParameterServer):
@@ -37,7 +37,7 @@ def server_settings(server: ParameterServer | ParameterClient, num_workers: int)
 
 
 def _gradient_settings(server: ParameterServer, num_workers: int) -> dict[str, Any]:
-    """How a server of gradients combines and applies them."""
+    """Return how a server of gradients aggregates and applies them."""
     if server.rounds.synchronous and server.update_frequency < num_workers:
         raise ConfigError(
             f"update_frequency={server.update_frequency} would end a round before all {num_workers} workers have pushed"
@@ -59,13 +59,13 @@ def _gradient_settings(server: ParameterServer, num_workers: int) -> dict[str, A
 
 
 def load_server_parameters(agent: Agent, arrays: dict[str, np.ndarray]) -> None:
-    """Give an agent a server's parameters; what the server does not have stays. ConfigError where one does not fit."""
+    """Load a server's parameters into an agent; those that it lacks stay. Raises ConfigError on a mismatch."""
     weights = agent.weights()
     agent.load(with_arrays(weights, {**weights.arrays(), **arrays}))
 
 
 def make_own_server(parameters: dict[str, np.ndarray]) -> ParameterServer:
-    """The store of a loop that was given none: it takes over what the loop has learned, as one worker's deltas."""
+    """Create the store of a loop that was given no server: it receives what the loop learns, as one worker's deltas."""
     from steppe.params.server import ParameterServer
 
     server = ParameterServer(parameters, "federated", update_frequency=1)
@@ -74,7 +74,7 @@ def make_own_server(parameters: dict[str, np.ndarray]) -> ParameterServer:
 
 
 def push_difference(server: ParameterServer, parameters: dict[str, np.ndarray]) -> None:
-    """Bring an own store to these parameters, as its next version; nothing where they are the same."""
+    """Update the loop's own store to these parameters, as its next version; do nothing if they are equal."""
     known = server.get_parameters(LOOP_WORKER_ID)
     deltas = {name: value - known[name] for name, value in parameters.items() if value.dtype.kind == "f"}
     if any(delta.any() for delta in deltas.values()):

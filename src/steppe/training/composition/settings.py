@@ -1,4 +1,4 @@
-"""From the words of the composition API (an algorithm, five numbers, use_gpu) to an AgentConfig and a device."""
+"""Map the arguments of the composition API (an algorithm, four numbers, use_gpu) to an AgentConfig and a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_ARGUMENTS = {"learning_rate": 0.001, "batch_size": 32, "update_frequency
 
 
 def algorithm_name(algorithm: str | type | Agent) -> str:
-    """The text that names an algorithm: `ppo`, `module:Class`, or `local:N` for a class that only this process knows."""
+    """Return the reference of an algorithm: `ppo`, `module:Class`, or `local:N` for a class of this process only."""
     if isinstance(algorithm, str):
         return algorithm
     text = references.make_reference(algorithm if isinstance(algorithm, type) else type(algorithm))
@@ -26,9 +26,9 @@ def algorithm_name(algorithm: str | type | Agent) -> str:
 def resolve_agent_config(
     algorithm: str | type | Agent, given: Mapping[str, float], config: AgentConfig | Mapping[str, Any] | None
 ) -> tuple[AgentConfig, dict[str, Any]]:
-    """The configuration of an algorithm, and those of its fields that the caller decided.
+    """Return the configuration of an algorithm, and those of its fields that the caller decided.
 
-    `given` has the four numbers of DEFAULTS. A complete AgentConfig, or an agent that is already made, decides everything.
+    `given` has the four numbers of DEFAULT_ARGUMENTS. A complete AgentConfig, or an existing agent, decides everything.
     """
     name = algorithm_name(algorithm)
     if isinstance(algorithm, Agent):
@@ -54,7 +54,7 @@ def resolve_agent_config(
 def _map_arguments(
     kind: type[AgentConfig], given: Mapping[str, float], name: str, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The four numbers under the names that the algorithm has for them; one without a name may not be changed."""
+    """Map the four numbers to the algorithm's field names; a number without a field must have its default value."""
     fields = kind.model_fields
     length = config.get("sequence_length", fields["sequence_length"].default) if "sequence_length" in fields else 1
     for key in ("learning_rate", "batch_size", "update_frequency", "target_update_frequency"):
@@ -83,7 +83,7 @@ def _require_config(agent: Agent) -> AgentConfig:
 
 
 def choose_device(device: str | None, *, use_gpu: bool) -> str:
-    """The word for a device; one with a GPU must be there."""
+    """Return the device's name. Raises ConfigError if a GPU is asked for and missing."""
     if device is None:
         device = "cuda" if use_gpu else "cpu"
     try:
