@@ -192,7 +192,10 @@ def exact_return(game: TurnGame, player: Any, opponent: Any = "random") -> tuple
 
 
 def worst_return(game: TurnGame, player: Any) -> tuple[float, float]:
-    """Return the worst result of `player`, moving first and moving second, against any opponent; −1 is a loss."""
+    """Return the worst result of `player`, moving first and moving second, over all moves that either side may choose.
+
+    −1 is a loss.
+    """
     chosen = moves_to_mask(player_moves(game, player), game.num_actions)
     return _solve_game(
         game,
