@@ -24,7 +24,7 @@ class Progress:
 
     @property
     def fraction(self) -> float:
-        """In [0, 1]; 0 when the run has no fixed length."""
+        """Completed fraction in [0, 1]; 0 when the run has no fixed length."""
         return min(1.0, self.env_steps / self.total_steps) if self.total_steps else 0.0
 
 

@@ -25,7 +25,7 @@ class SegmentHeader(msgspec.Struct, frozen=True):
     actor: int
     epoch: int  # number of restarts of this actor
     sequence: int  # 0, 1, 2, … per actor, across epochs
-    version: int  # of the weights that collected it
+    version: int  # of the weights it was collected with
     started_s: float = 0.0  # the run's clock when its first step began
     schema: int = SCHEMA
 

@@ -25,7 +25,7 @@ owned_dirs: dict[Path, int] = {}  # directories that this process made, with the
 
 
 def memory_fence() -> None:
-    """Order the writes before against those after, for readers on other cores (a lock's atomics are full barriers)."""
+    """Order earlier writes before later ones, for readers on other cores (a lock's atomics are full barriers)."""
     with _fence_lock:
         pass
 
