@@ -19,8 +19,8 @@ class SegmentEnv(Protocol):
     """N copies of one environment, B rows. Resets happen inside; the caller only steps.
 
     `starts[b]` is True if the last observation written is the first of an episode. An environment may reset within the
-    step that ended an episode, or use the next step for it; in the second case that row is written with `valid ==
-    False`. An environment with enumerated states also has `masks`, bool [B, actions]: the actions allowed now.
+    step that ended an episode, or use the next step for it; in the second case that row has `valid == False`.
+    An environment with enumerated states also has `masks`, bool [B, actions]: the actions allowed now.
 
     Agent a of environment n is row n · num_agents + a; with one agent, rows are environments. The row of an absent
     agent has `valid == False` and an observation of 0; `starts` is set when the agent enters. An agent that leaves
