@@ -1,6 +1,6 @@
-"""Classic reinforcement learning in one place: tabular learners, their schedules, small worlds and what goes with them.
+"""Classic reinforcement learning: tabular algorithms, schedules, small environments and related tools.
 
-Every name is loaded when it is first used. Nothing here imports torch.
+Every name is imported on first use. Nothing here imports torch.
 """
 
 from __future__ import annotations

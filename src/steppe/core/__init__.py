@@ -1,1 +1,1 @@
-"""What every package uses: contracts, configuration, files, seeds and errors. It imports no other package of ours."""
+"""Foundation of all packages: contracts, configuration, files, seeds and errors. Imports no other Steppe package."""

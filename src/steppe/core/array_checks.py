@@ -1,8 +1,8 @@
-"""Checks of arrays that come from outside, made once where they enter: compiled code checks no bounds.
+"""Checks of arrays from outside, made once where they enter, because compiled code checks no bounds.
 
-A batch is checked when it is given to an agent, a segment when the learner takes it in; what is made of them later is not
-checked again. All checks are vectorized. A caller's mistake is a UsageError, NaN or infinity is NotFinite; both name the
-column, the first bad value and where it is.
+A batch is checked when it is passed to an agent, a segment when the learner receives it; data derived from them is not
+checked again. All checks are vectorized. A caller's mistake is a UsageError, NaN or infinity is NotFinite; both name
+the column, the first bad value and its index.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from steppe.core.contracts.errors import NotFinite, UsageError
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import FieldSpec
 
-# What agents of ours note beside their actions and compute with; columns of users' agents are theirs to check.
+# Columns that built-in agents record beside their actions and compute with; user-defined agents check their own.
 _POLICY_COLUMNS = frozenset({"logp", "value", "hidden"})
-_FEW = 8192  # numbers up to which BLAS stays in this thread
+_FEW = 8192  # up to this many elements, BLAS stays in the calling thread
 
 
 def as_numeric_array(values: Any, name: str) -> np.ndarray:
-    """`values` as an array of real numbers, whole numbers or truth values; UsageError for anything else."""
+    """Return `values` as an array of floats, integers or booleans; UsageError for anything else."""
     given = arrays.to_numpy(values, repr(name))
     if given.dtype.kind not in "biuf":
         raise UsageError(f"{name!r} holds {given.dtype} values, where numbers are needed")
@@ -32,12 +32,12 @@ def as_numeric_array(values: Any, name: str) -> np.ndarray:
 
 
 def as_column(values: Any, name: str, dtype: npt.DTypeLike) -> np.ndarray:
-    """`values` as an array of `dtype` that is contiguous, aligned and writable; not copied where it is one already.
+    """Return `values` as a contiguous, aligned, writable array of `dtype`, without a copy if it already is one.
 
-    Other numbers are converted if that changes no whole number: 1.0 is an action, 1.5 is none.
+    Other dtypes are converted if no integer value changes: 1.0 is an action, 1.5 is not.
     """
     wanted = np.dtype(dtype)
-    # The usual case, with no more calls.
+    # Fast path for the usual case.
     if type(values) is np.ndarray and values.dtype == wanted and values.flags.carray:
         return values
     given = as_numeric_array(values, name)
@@ -58,13 +58,13 @@ def require_shape(column: np.ndarray, name: str, shape: tuple[int, ...]) -> None
 
 
 def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None:
-    """Raise UsageError unless every number of a contiguous int64 column is at least 0 and below its bound.
+    """Raise UsageError unless every element of a contiguous int64 column is at least 0 and below its bound.
 
-    The bounds repeat over the column in its order (FieldSpec.below).
+    The bounds repeat over the column in memory order (FieldSpec.below).
     """
     if not column.size:
         return
-    numbers = column.reshape(-1).view(np.uint64)  # negative ones become very large
+    numbers = column.reshape(-1).view(np.uint64)  # negative values become very large
     if np.maximum.reduce(numbers) < min(below):
         return
     bounds = np.array(below, np.uint64)
@@ -80,20 +80,20 @@ def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None
 
 
 def is_finite(column: np.ndarray) -> bool:
-    """Whether a column of real numbers has neither NaN nor infinity; one pass while all is well."""
+    """Return whether a float column has neither NaN nor infinity; one pass if it has none."""
     if column.dtype != np.float16 and column.flags.c_contiguous:
         flat, total = column.reshape(-1), 0.0
         for start in range(0, column.size, _FEW):
             part = flat[start : start + _FEW]
-            total += float(np.vdot(part, part))  # which, unlike `dot`, does not warn of an overflow
+            total += float(np.vdot(part, part))  # unlike `dot`, `vdot` does not warn of an overflow
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.add.reduce(column, axis=None)
-    return math.isfinite(total) or bool(np.isfinite(column).all())  # a sum of large numbers overflows too
+    return math.isfinite(total) or bool(np.isfinite(column).all())  # a sum of large finite numbers can overflow
 
 
 def require_finite(column: np.ndarray, name: str) -> None:
-    """Raise NotFinite if a column of real numbers has NaN or infinity."""
+    """Raise NotFinite if a float column has NaN or infinity."""
     if not is_finite(column):
         first = int((~np.isfinite(column)).argmax())
         raise NotFinite(
@@ -102,13 +102,16 @@ def require_finite(column: np.ndarray, name: str) -> None:
 
 
 def require_flags(column: np.ndarray, name: str) -> None:
-    """Raise UsageError if a contiguous bool column has bytes other than 0 and 1: selecting rows by it would leave its memory."""
+    """Raise UsageError if a contiguous bool column has bytes other than 0 and 1.
+
+    Selecting rows by such a column would access memory outside the array.
+    """
     if column.size and np.maximum.reduce(column.view(np.uint8), axis=None) > 1:
         raise UsageError(f"{name!r} has bytes that are neither 0 nor 1, which are no truth values")
 
 
 def require_values(column: np.ndarray, name: str, field: FieldSpec) -> None:
-    """Check a contiguous column by its field: its bounds where it has them, and that real numbers are finite."""
+    """Check a contiguous column against its field: bounds where it has them, finite floats, valid booleans."""
     if field.below:
         require_below(column, name, field.below)
     elif column.dtype.kind == "f":
@@ -118,9 +121,9 @@ def require_values(column: np.ndarray, name: str, field: FieldSpec) -> None:
 
 
 def require_segment(segment: Segment) -> None:
-    """Check a segment, whatever memory it came through: its columns are those of its spec, and so are their values.
+    """Check that a segment from any transport has the columns of its spec, and that their values are valid.
 
-    `final_obs` counts only where an episode was cut: elsewhere nobody has written it.
+    `final_obs` is checked only where an episode was cut: elsewhere it is uninitialized.
     """
     spec, num_own = segment.spec, len(segment.spec.fields) - len(segment.spec.extras)
     for index, (field, shape, dtype) in enumerate(spec.layout):
@@ -134,10 +137,10 @@ def require_segment(segment: Segment) -> None:
 
 
 def _require_final_obs(segment: Segment) -> None:
-    """Only after the flags are known to be sound: they select the rows."""
+    """Check `final_obs`; call only after the flags were checked, because they select the rows."""
     obs, final_obs = segment.spec.obs, segment["final_obs"]
     is_real = final_obs.dtype.kind == "f"
-    if is_real and not obs.below and is_finite(final_obs):  # so are the rows that count
+    if is_real and not obs.below and is_finite(final_obs):  # then the selected rows are finite too
         return
     if obs.below or is_real:
         cut = segment.cut
@@ -146,13 +149,13 @@ def _require_final_obs(segment: Segment) -> None:
 
 
 def clear_segment(segment: Segment) -> None:
-    """Make a segment one without experience: no row is valid and every number is 0."""
+    """Make a segment empty: no row is valid and every number is 0."""
     for column in segment.columns.values():
         column.fill(0)
 
 
 def _format_index(column: np.ndarray, first: int) -> str:
-    """Where a bad value is, in words."""
+    """Describe the index of a bad value."""
     where = np.unravel_index(first, column.shape)
     return (
         f" at {tuple(int(axis) for axis in where)}" if len(where) > 1 else f" in row {int(where[0])}" if where else ""

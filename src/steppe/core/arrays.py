@@ -1,4 +1,4 @@
-"""What callers have in place of NumPy arrays: lists, numbers, and torch's tensors on any device."""
+"""Conversion to NumPy arrays from lists, numbers, and torch tensors on any device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.core.contracts.errors import UsageError
 
 
 def to_numpy(value: Any, name: str = "a value") -> np.ndarray:
-    """The same numbers as a NumPy array, sharing memory where that is possible."""
+    """Return the same values as a NumPy array, sharing memory where possible; UsageError if they are not an array."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "detach"):

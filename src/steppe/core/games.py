@@ -1,8 +1,8 @@
-"""Finite games of two players as plain tables, who plays them how, and what comes of it, exactly.
+"""Finite two-player games as plain tables, their players, and exact values of play.
 
-A move adds a fixed number to the state's number, as placing a stone does; so a state never comes back, and one pass per
-move of the longest game settles every value. Moves that a player may choose are bits: bit a of `moves[state]` is action a,
-and a player takes one of the set bits with equal chance. Playing at speed is for play.py.
+A move adds a fixed number to the state's index, like placing a stone; so a state never recurs, and one pass per move of
+the longest game determines every value. The moves that a player may choose are bits: bit a of `moves[state]` is
+action a, and the player takes one of the set bits with equal probability. Fast compiled play is in play.py.
 """
 
 from __future__ import annotations
@@ -17,56 +17,62 @@ from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 DRAW = 3
 MAX_ACTIONS = 16
-MOVER_BIT, OUTCOME_BIT = 16, 17  # the first bits of these in `Rules.facts`
+MOVER_BIT, OUTCOME_BIT = 16, 17  # lowest bit of each field in `GameTables.state_bits`
 OPPONENTS = ("random", "perfect", "self")
 
 
 @runtime_checkable
 class HasTable(Protocol):
-    """A player known by its action values, one row per state."""
+    """A player defined by its action values, one row per state."""
 
     q_table: Any
 
 
 class GameTables(NamedTuple):
-    """A game's tables, as compiled code takes them."""
+    """A game's tables for compiled code."""
 
-    placed: np.ndarray  # int64 [2, A]: what player p's action a adds to the state
-    state_bits: np.ndarray  # uint32 [S]: bits 0–15 the moves there are, 16 whose turn it is, 17–18 the outcome
-    nth: np.ndarray  # int8 [2^A, A]: the k-th set bit of a number, counted from 0
+    placed: np.ndarray  # int64 [2, A]: what action a of player p adds to the state index
+    state_bits: np.ndarray  # uint32 [S]: bits 0–15 the legal moves, 16 the player to move, 17–18 the outcome
+    nth: np.ndarray  # int8 [2^A, A]: position of the k-th set bit of a number, k counted from 0
 
 
 class StartDistribution(NamedTuple):
-    """States to begin from, drawn with one look (Walker 1977): a place by equal chances, then one of its two states."""
+    """Alias table of start states (Walker 1977): a uniform column, then one of its two states, from one random word."""
 
     states: np.ndarray  # int64 [n]
     others: np.ndarray  # int64 [n]
-    shares: np.ndarray  # int64 [n]: how many of 2³² chances at this place are for `states`
+    shares: np.ndarray  # int64 [n]: probability of `states` in this column, in units of 2⁻³²
 
 
 @dataclass(frozen=True, eq=False)
 class TurnGame:
-    """State 0 begins, player 0 moves first, and a state without legal moves is an end. Tables as in `Rules`."""
+    """A two-player game: state 0 is the start, player 0 moves first, a state without legal moves is terminal.
+
+    `placed` is as in `GameTables`.
+    """
 
     name: str
     placed: np.ndarray
-    legal: np.ndarray  # uint16 [S]: the moves there are
-    mover: np.ndarray  # int64 [S]: whose turn it is
-    outcome: np.ndarray  # int8 [S]: 0 goes on, 1 and 2 won by player 0 and 1, 3 a draw
+    legal: np.ndarray  # uint16 [S]: the legal moves as bits
+    mover: np.ndarray  # int64 [S]: the player to move
+    outcome: np.ndarray  # int8 [S]: 0 not finished, 1 and 2 won by player 0 and 1, 3 a draw
 
     @property
     def num_states(self) -> int:
-        """How many numbers states have, reachable or not."""
+        """Number of state indices, reachable or not."""
         return len(self.legal)
 
     @property
     def num_actions(self) -> int:
-        """How many moves there are in all."""
+        """Number of actions, legal or not."""
         return int(self.placed.shape[1])
 
     @cached_property
     def rules(self) -> GameTables:
-        """The tables for compiled code; the k-th bit is looked up because finding it takes branches nobody can predict."""
+        """The tables for compiled code.
+
+        The k-th set bit is looked up because computing it takes unpredictable branches.
+        """
         if self.num_actions > MAX_ACTIONS:
             raise ConfigError(
                 f"{self.name} has {self.num_actions} moves; compiled play knows games of up to {MAX_ACTIONS}"
@@ -77,9 +83,10 @@ class TurnGame:
         return GameTables(self.placed, facts.astype(np.uint32), nth)
 
     def starts(self, replies: np.ndarray, opening: int) -> StartDistribution:
-        """Where a player meets a new game: in either seat, after 0 to `opening` moves at random, with the exact chances.
+        """Return the exact distribution of a player's first state, as either side, after 0 to `opening` random moves.
 
-        `replies` are the opponent's moves as bits; without any (an empty table) it is whoever's turn it is.
+        `replies` are the opponent's moves as bits. If empty, the opponent does not reply, and either player may be to
+        move.
         """
         live, chances = self.legal > 0, _move_probabilities(self, self.legal)
         reached, met = np.eye(1, self.num_states)[0], np.zeros(self.num_states)
@@ -91,7 +98,7 @@ class TurnGame:
         return _build_alias_table(np.where(live, met, 0.0))
 
     def _propagate(self, mass: np.ndarray, chances: np.ndarray) -> np.ndarray:
-        """How much comes to each state when what is in each moves on with these chances [S, A]."""
+        """Return the probability mass of each state after one move with these probabilities [S, A]."""
         following: np.ndarray = np.bincount(
             self.following.ravel(), (mass[:, None] * chances).ravel(), minlength=self.num_states
         )
@@ -110,7 +117,7 @@ class TurnGame:
 
     @cached_property
     def reachable(self) -> np.ndarray:
-        """Which states come up at all [S], ends included."""
+        """Which states are reachable [S], terminal ones included."""
         found = np.zeros(self.num_states, np.bool_)
         frontier = np.zeros(1, np.int64)
         while len(frontier):
@@ -120,13 +127,13 @@ class TurnGame:
 
     @cached_property
     def reward(self) -> np.ndarray:
-        """What the mover gets for each move at once [S, A]: 1 for a win, else 0."""
+        """Immediate reward of the mover for each move [S, A]: 1 for a win, else 0."""
         won = self.outcome[self.following] == self.mover[:, None] + 1
         return np.where(won & self.legal_table, 1.0, 0.0)
 
     @cached_property
     def perfect(self) -> np.ndarray:
-        """The moves that keep the best result against the best reply, as bits [S]."""
+        """The minimax-optimal moves, as bits [S]."""
         value = np.zeros(self.num_states)
         while True:
             worth = np.where(self.legal_table, self.reward - value[self.following], -np.inf)
@@ -137,20 +144,20 @@ class TurnGame:
 
 
 def moves_to_mask(moves: np.ndarray, num_actions: int) -> np.ndarray:
-    """Bits [S] as booleans [S, A]."""
+    """Convert bits [S] to booleans [S, A]."""
     table: np.ndarray = (moves[:, None].astype(np.int64) >> np.arange(num_actions)) & 1 == 1
     return table
 
 
 def mask_to_moves(table: np.ndarray, legal: np.ndarray) -> np.ndarray:
-    """Booleans [S, A] as bits [S], legal ones only."""
+    """Convert booleans [S, A] to bits [S], legal moves only."""
     bits = (table * (1 << np.arange(table.shape[1]))).sum(axis=1)
     moves: np.ndarray = (bits & legal).astype(legal.dtype)
     return moves
 
 
 def greedy_moves(game: TurnGame, q_table: Any) -> np.ndarray:
-    """The first of the best legal moves by a table of values, as bits [S]."""
+    """Return the first of the best legal moves by a table of action values, as bits [S]."""
     values = np.asarray(q_table, np.float64)
     if values.shape != (game.num_states, game.num_actions):
         raise ConfigError(
@@ -161,7 +168,10 @@ def greedy_moves(game: TurnGame, q_table: Any) -> np.ndarray:
 
 
 def player_moves(game: TurnGame, player: Any) -> np.ndarray:
-    """How `player` plays, as bits [S]: "random", "perfect", or something with a `q_table`, as it is now."""
+    """Return the moves of `player` as bits [S].
+
+    A player is "random", "perfect", or an object with a `q_table`, of which the current values are used.
+    """
     if isinstance(player, str):
         if player == "random":
             return game.legal
@@ -176,13 +186,16 @@ def player_moves(game: TurnGame, player: Any) -> np.ndarray:
 
 
 def exact_return(game: TurnGame, player: Any, opponent: Any = "random") -> tuple[float, float]:
-    """The expected undiscounted return of `player`, moving first and moving second, over the whole game tree."""
+    """Return the expected undiscounted return of `player`, moving first and moving second, over the whole game tree."""
     mine, theirs = (_move_probabilities(game, player_moves(game, who)) for who in (player, opponent))
     return _solve_game(game, lambda worth: (mine * worth).sum(axis=1), lambda worth: (theirs * worth).sum(axis=1))
 
 
 def worst_return(game: TurnGame, player: Any) -> tuple[float, float]:
-    """The least that `player` can end with, moving first and moving second, whatever anybody plays; −1 is a loss."""
+    """Return the worst result of `player`, moving first and moving second, over all moves that either side may choose.
+
+    −1 is a loss.
+    """
     chosen = moves_to_mask(player_moves(game, player), game.num_actions)
     return _solve_game(
         game,
@@ -192,7 +205,7 @@ def worst_return(game: TurnGame, player: Any) -> tuple[float, float]:
 
 
 def _build_alias_table(weights: np.ndarray) -> StartDistribution:
-    """States in proportion to their weights; whole numbers of chances, so that none is lost."""
+    """Build an alias table of states in proportion to their weights, in integers so that the sum is exact."""
     states = np.flatnonzero(weights)
     count, full = len(states), 1 << 32
     shares = np.rint(weights[states] / weights.sum() * (count * full)).astype(np.int64)
@@ -215,9 +228,12 @@ def _move_probabilities(game: TurnGame, moves: np.ndarray) -> np.ndarray:
 
 
 def _solve_game(game: TurnGame, mine: Any, theirs: Any) -> tuple[float, float]:
-    """The player's value at the start by how both choose among the worths [S, A] of moves, seen by the player."""
+    """Return the player's value at the start, moving first and moving second.
+
+    `mine` and `theirs` reduce action values [S, A], from the player's view, to state values for either side's moves.
+    """
     live = game.legal > 0
-    value, waiting = np.zeros(game.num_states), np.zeros(game.num_states)  # the player's, the opponent's turn
+    value, waiting = np.zeros(game.num_states), np.zeros(game.num_states)  # on the player's, on the opponent's turn
     while True:
         moved = np.where(live, mine(game.reward + waiting[game.following]), 0.0)
         replied = np.where(live, theirs(value[game.following] - game.reward), 0.0)

@@ -1,4 +1,4 @@
-"""Moves that an observation itself advises: where its planes from the third on say which moves lead nearer to a goal."""
+"""Expert actions from observations whose planes from the third on mark the moves that lead nearer to a goal."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import numpy as np
 
 from steppe.core.contracts.specs import EnvSpec
 
-NUM_MAP_PLANES = 2  # planes ahead of the advice: others, and obstacles
+NUM_MAP_PLANES = 2  # planes before the expert planes: other agents, and obstacles
 MOVE_OFFSETS = (
     (-1, 0),
     (1, 0),
     (0, -1),
     (0, 1),
-)  # rows down and columns right, for the actions after the first, which is to stay
+)  # (rows down, columns right) of each action after the first, which is to stay
 
 
 def has_expert_planes(spec: EnvSpec) -> bool:
-    """Whether observations have a plane of advice for every move, around a cell in the middle."""
+    """Return whether observations have an expert plane for every move, around a cell in the middle."""
     planes, height, width = spec.obs.shape if spec.is_image else (0, 0, 0)
     moves = spec.action.sizes[0] - 1
     return len(MOVE_OFFSETS) == moves == planes - NUM_MAP_PLANES and height == width and height % 2 == 1
 
 
 def expert_action_mask(obs: np.ndarray) -> np.ndarray:
-    """Which actions [..., actions] observations [..., planes, cells, cells] advise.
+    """Return the expert actions [..., actions] for observations [..., planes, cells, cells].
 
-    Alone: any move that leads nearer, or to stay where none does. With somebody beside: to make way, so any move nearer or to
-    a free cell, and to stay only where there is none.
+    Without an adjacent agent: any move that leads nearer, or to stay if none does. With an adjacent agent, make way:
+    any move that leads nearer or to a free cell, and to stay only if there is none.
     """
     middle = obs.shape[-1] // 2
     others, blocked = (
@@ -41,7 +41,7 @@ def expert_action_mask(obs: np.ndarray) -> np.ndarray:
 
 
 def greedy_walk(obs: np.ndarray, stream: np.random.Generator, noise: float = 0.1) -> np.ndarray:
-    """Actions [B, N] that lead nearer to the goal, any of them alike, and with probability `noise` anything: a baseline."""
+    """Return random actions [B, N] that lead nearer to the goal, or any action with probability `noise`: a baseline."""
     middle = obs.shape[-1] // 2
     nearer = obs[..., NUM_MAP_PLANES:, middle, middle]
     draws = stream.random(nearer.shape) * nearer

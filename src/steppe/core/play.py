@@ -1,7 +1,7 @@
-"""Compiled moves of the games in games.py: picking one of several, beginning a game. Shared by worlds and learners.
+"""Compiled moves of the games in games.py, shared by environments and learners: random moves and random start states.
 
-Chance comes in as 64-bit words, so every kernel is a pure function of what it is given. All integers are int64 here but
-for the words: numba makes a float of an int64 with a uint64.
+Randomness is passed in as 64-bit words, so every kernel is a pure function of its arguments. All integers are int64
+except the words: numba promotes an int64 combined with a uint64 to a float.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from steppe.core.games import MOVER_BIT, OUTCOME_BIT, GameTables, StartDistribution
 
-NumbaInt = Any  # an int64, or a uint64 where it is called a word: numba's scalars are no ints to a type checker
+NumbaInt = Any  # an int64, or a uint64 if named `word`: for a type checker, numba's scalars are not ints
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -24,7 +24,7 @@ _LOWER = np.uint64(0xFFFFFFFF)
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def splitmix64(word: NumbaInt) -> NumbaInt:
-    """The next word after `word` (SplitMix64, Steele et al. 2014)."""
+    """Return the next random word after `word` (SplitMix64, Steele et al. 2014)."""
     word = np.uint64(word + _GOLDEN_GAMMA)
     word = (word ^ (word >> np.uint64(30))) * _FIRST
     word = (word ^ (word >> np.uint64(27))) * _SECOND
@@ -33,13 +33,13 @@ def splitmix64(word: NumbaInt) -> NumbaInt:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def random_below(word: NumbaInt, count: NumbaInt) -> NumbaInt:
-    """A number below `count` < 2³², from the upper half of a word."""
+    """Return a random integer below `count` < 2³², from the upper half of a word."""
     return np.int64(((np.uint64(word) >> _HALF) * np.uint64(count)) >> _HALF)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def popcount(bits: NumbaInt) -> NumbaInt:
-    """How many of the lower 32 bits are set; the compiler makes one instruction of it where there is one."""
+    """Count the set bits of the lower 32; compiles to one instruction where the CPU has one."""
     bits = bits - ((bits >> 1) & 0x55555555)
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
     bits = (bits + (bits >> 4)) & 0x0F0F0F0F
@@ -48,32 +48,32 @@ def popcount(bits: NumbaInt) -> NumbaInt:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def unpack_moves(facts: NumbaInt) -> NumbaInt:
-    """The legal moves."""
+    """Return the legal moves from a state's bits."""
     return np.int64(facts) & 0xFFFF
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def unpack_mover(facts: NumbaInt) -> NumbaInt:
-    """Whose turn it is."""
+    """Return the player to move from a state's bits."""
     return (np.int64(facts) >> MOVER_BIT) & 1
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def unpack_outcome(facts: NumbaInt) -> NumbaInt:
-    """How it ended, if it did."""
+    """Return the outcome from a state's bits; 0 if the game is not finished."""
     return np.int64(facts) >> OUTCOME_BIT
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def random_move(rules: GameTables, moves: NumbaInt, word: NumbaInt) -> NumbaInt:
-    """One of the set bits, each with the same chance; 0 where there is none."""
+    """Return one of the set bits with equal probability; 0 if there is none."""
     bits = np.int64(moves)
     return np.int64(rules.nth[np.uint64(bits), np.uint64(random_below(word, popcount(bits)))])
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def random_start(starts: StartDistribution, word: NumbaInt) -> NumbaInt:
-    """A state to begin from, by both halves of a word."""
+    """Sample a start state from both halves of a word."""
     place = np.uint64(random_below(word, len(starts.states)))
     own, other = starts.states[place], starts.others[place]
     return own if np.int64(np.uint64(word) & _LOWER) < starts.shares[place] else other

@@ -1,13 +1,13 @@
-"""Compiled merging of what several workers learn in one table, as if one of them had learned after the other.
+"""Compiled merging of the updates of several workers into one table, as if the workers had learned one after another.
 
-A worker has the table as it learns in it (`local`) and as it was when it last looked (`base`). n updates at rate α turn a
-value v into kept · v + what they learned, with kept = (1 − α)ⁿ; so they turn what others have meanwhile made of v into
-local + kept · (shared − base). With `kept` 1 that is the sum of what all have added, which is right for few updates; but
-two workers that both came all the way to a value would overshoot it by as much, and more of them would never settle.
-Whatever lies between 0 and 1 is right on average, so `kept` may be an estimate.
+A worker has its current table (`local`) and a copy as of its last merge (`base`). n updates at learning rate α turn a
+value v into kept · v + learned, with kept = (1 − α)ⁿ. Applied to the value that the other workers have made of v in
+the meantime, they give local + kept · (shared − base). With `kept` = 1 this is the sum of all changes, which is right
+for few updates; but two workers that both converged to a value would overshoot it by the full change, and more workers
+would never converge. Any `kept` between 0 and 1 is right on average, so it may be an estimate.
 
-Rows that a worker changed are written into a log, by which the others find them: nobody copies a table of which little
-has changed. All tables here are [rows, actions]. Where memory is shared, the caller holds the lock.
+Changed rows are appended to a log, where the other workers find them, so that no worker copies a table of which little
+has changed. All tables are [rows, actions]. Where memory is shared, the caller holds the lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 @numba.njit(cache=True, nogil=True)
 def find_changed_rows(local: np.ndarray, base: np.ndarray, candidates: np.ndarray, found: np.ndarray) -> Any:
-    """Write the numbers of the rows that differ into `found`, and return how many; looks at all rows if no candidates."""
+    """Write the indices of the rows that differ into `found`, and return how many; checks all rows if no candidates."""
     count = np.int64(0)
     for k in range(len(candidates) if len(candidates) > 0 else len(local)):
         row = np.uint64(candidates[k]) if len(candidates) > 0 else np.uint64(k)
@@ -43,9 +43,10 @@ def merge_rows(
     head: int,
     seen: int,
 ) -> int:
-    """Put these rows' changes into `shared` and log them, then take over what others logged; returns the log's new head.
+    """Merge the changes of these rows into `shared` and log them, then copy the rows that other workers logged.
 
-    Where nobody else wrote, `shared` becomes `local` bit for bit, so a lone worker learns as if the table were its own.
+    Returns the new head of the log. Where no other worker wrote, `shared` becomes `local` bit for bit, so a single
+    worker learns as if the table were its own.
     """
     size, actions, behind = len(log), np.uint64(shared.shape[1]), head
     for k in range(len(rows)):
@@ -59,7 +60,7 @@ def merge_rows(
             base[row, action] = theirs
         log[head % size] = rows[k]
         head += 1
-    if behind - seen + len(rows) > size:  # some of what others logged is gone: look at everything
+    if behind - seen + len(rows) > size:  # log entries of others were overwritten: copy everything
         local[...] = shared
         base[...] = shared
         return head
@@ -67,7 +68,7 @@ def merge_rows(
         row = np.uint64(log[k % size])
         if row >= np.uint64(
             shared.shape[0]
-        ):  # the log lies in shared memory: whatever is there, no other memory is read
+        ):  # the log is in shared memory and may be corrupt: never read out of bounds
             continue
         for action in range(actions):
             local[row, action] = base[row, action] = shared[row, action]
@@ -76,7 +77,7 @@ def merge_rows(
 
 @numba.njit(cache=True, nogil=True)
 def apply_remote_rows(shared: np.ndarray, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
-    """Put what a worker elsewhere learned into these rows: shared becomes kept · shared + added, entry by entry."""
+    """Merge a remote worker's changes into these rows: shared becomes kept · shared + added, entry by entry."""
     for k in range(len(rows)):
         for action in range(shared.shape[1]):
             shared[rows[k], action] = kept[k, action] * shared[rows[k], action] + added[k, action]

@@ -1,8 +1,9 @@
-"""Conformance suites to run on parts of your own: inherit one in a test file, say how to make the part, run pytest.
+"""Conformance suites for your own implementations: inherit one in a test file, say how to make yours, run pytest.
 
-agent.py AgentConformance · board.py BoardConformance · channel.py ChannelConformance · env.py WorldConformance · team.py
-TeamConformance · memory.py MemoryConformance · runtime.py RuntimeConformance · weights.py WeightStoreConformance · mock_env.py MockEnvironment ·
-components.py one suite each for the five components of a MainLoop
+agent.py AgentConformance · board.py BoardConformance · channel.py ChannelConformance · env.py WorldConformance ·
+team.py TeamConformance · memory.py MemoryConformance · runtime.py RuntimeConformance ·
+weights.py WeightStoreConformance · mock_env.py MockEnvironment ·
+components.py one suite for each of the five components of a MainLoop
 """
 
 from __future__ import annotations

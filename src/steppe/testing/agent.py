@@ -1,4 +1,4 @@
-"""What every Agent must do, as a suite to inherit, with invented experience that fits any EnvSpec.
+"""Conformance suite for Agent, to inherit, with synthetic experience that fits any EnvSpec.
 
 class TestMine(AgentConformance):
     spec = EnvSpec(...)
@@ -23,7 +23,7 @@ NUM_STEPS, NUM_ENVS, BATCH_SIZE = 6, 4, 16
 
 
 def invented_obs(spec: EnvSpec, shape: tuple[int, ...], stream: np.random.Generator) -> np.ndarray:
-    """Random observations with leading axes `shape`."""
+    """Return random observations with leading axes `shape`."""
     full = (*shape, *spec.obs.shape)
     if spec.obs.dtype == "uint8":
         return stream.integers(0, 256, full, np.uint8)
@@ -31,9 +31,10 @@ def invented_obs(spec: EnvSpec, shape: tuple[int, ...], stream: np.random.Genera
 
 
 def invented_segment(policy: Policy, config: AgentConfig, spec: EnvSpec, stream: np.random.Generator) -> Segment:
-    """Steps of a world that answers at random, chosen by `policy`: cuts of both kinds, and resets that take a step.
+    """Return random experience with actions of `policy`: terminations, truncations and autoreset steps.
 
-    What means nothing (final observations without a cut, rewards of reset steps) is NaN: who reads it shows it.
+    Meaningless values (final observations without a cut, rewards of reset steps) are NaN, so that reading them is
+    detected.
     """
     segment = Segment.blank(SegmentSpec(NUM_STEPS, NUM_ENVS, spec.obs, spec.action.field, config.columns(spec)))
     segment.header = SegmentHeader("conformance", 0, 0, 0, policy.version)
@@ -55,7 +56,7 @@ def invented_segment(policy: Policy, config: AgentConfig, spec: EnvSpec, stream:
 
 
 def invented_draw(spec: EnvSpec, stream: np.random.Generator) -> Batch:
-    """A batch as replay gives it."""
+    """Return a batch like one sampled from replay."""
     columns = {
         "obs": invented_obs(spec, (BATCH_SIZE,), stream),
         "next_obs": invented_obs(spec, (BATCH_SIZE,), stream),
@@ -68,7 +69,7 @@ def invented_draw(spec: EnvSpec, stream: np.random.Generator) -> Batch:
 
 
 def invented_windows(config: AgentConfig, spec: EnvSpec, stream: np.random.Generator) -> Batch:
-    """A batch as replay gives sequences: windows of other lengths, with a burn-in that some have only a part of."""
+    """Return a batch like one of replayed sequences: windows of different lengths, some with a shorter burn-in."""
     given = {name: getattr(config, name, 1) for name in ("burn_in", "sequence_length", "n_step")}
     num_rows = sum(given.values())
     lead = stream.integers(0, given["burn_in"] + 1, BATCH_SIZE)
@@ -91,7 +92,7 @@ def invented_windows(config: AgentConfig, spec: EnvSpec, stream: np.random.Gener
 
 
 class AgentConformance:
-    """Inherit, set `spec`, and give `make_agent`: a fresh agent with the same seed each time."""
+    """Inherit, set `spec`, and implement `make_agent`: a new agent with the same seed each time."""
 
     spec: EnvSpec
 
@@ -99,18 +100,18 @@ class AgentConformance:
         raise NotImplementedError
 
     def config_of(self, agent: Agent) -> AgentConfig:
-        """The configuration that declares the agent's columns and memory; its attribute `config` unless overridden."""
+        """Return the configuration that declares the agent's columns and memory, by default its attribute `config`."""
         config: AgentConfig = agent.config  # type: ignore[attr-defined]
         return config
 
     def begun(self, seed: int = 5) -> Agent:
-        """A fresh agent that acts from a stream of this seed."""
+        """Return a new agent that acts with a random generator of this seed."""
         agent = self.make_agent()
         agent.begin(NUM_ENVS, np.random.default_rng(seed))
         return agent
 
     def learn(self, agent: Agent, seed: int, steps: int = 50) -> dict[str, float]:
-        """Observe one invented segment and learn from what the agent's memory would give."""
+        """Observe one synthetic segment, and learn from a batch like the agent's memory would return."""
         stream = np.random.default_rng(seed)
         agent.begin(NUM_ENVS, np.random.default_rng(seed))
         segment = invented_segment(agent, self.config_of(agent), self.spec, stream)
@@ -163,7 +164,7 @@ class AgentConformance:
         other.load(sent)
         assert other.weights().sha256() == one.weights().sha256()
         assert other.version == 7
-        sent.buffer[:] = 0  # loading copied
+        sent.buffer[:] = 0  # `load` must have copied
         assert other.weights().sha256() == one.weights().sha256()
         first, second = self.act(one, explore=False), self.act(other, explore=False)
         for name in first:
@@ -294,7 +295,7 @@ class AgentConformance:
 
 
 def assert_same_tree(one: Any, other: Any, where: str = "state") -> None:
-    """Equal to the bit, arrays and all."""
+    """Check that two trees are bitwise equal, including arrays."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), where
         for key in one:

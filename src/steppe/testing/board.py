@@ -1,4 +1,4 @@
-"""What every Board promises, as tests: inherit BoardConformance and give it a `board` fixture."""
+"""Conformance suite for Board: inherit BoardConformance and provide a `board` fixture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.core.contracts.transport import ACTORS, TOPICS, TRAINING, Board
 
 
 class BoardConformance:
-    """Run over every implementation; `board` is a fixture with a fresh, empty Board."""
+    """Tests for every Board; `board` is a fixture with a new, empty Board."""
 
     def test_an_unused_topic_is_empty(self, board: Board) -> None:
         assert all(board.read(topic) == [] for topic in TOPICS)

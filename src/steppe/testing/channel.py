@@ -1,4 +1,4 @@
-"""What every Channel must do, as a suite to inherit; contents are compared with copies that were made independently.
+"""Conformance suite for Channel, to inherit; contents are compared with independent copies.
 
 class TestMine(ChannelConformance):
     @contextmanager
@@ -28,24 +28,24 @@ SPEC = SegmentSpec(
     num_steps=4,
     num_envs=3,
     obs=FieldSpec("obs", (5,), "float32"),
-    action=FieldSpec("action", (), "int64", below=(2,)),  # which `fill` does not keep to
+    action=FieldSpec("action", (), "int64", below=(2,)),  # `fill` exceeds this bound
     extras=(FieldSpec("logp", (), "float32"), FieldSpec("hidden", (2, 7), "float64")),
 )
 Columns = dict[str, np.ndarray]
 
 
 class ChannelConformance:
-    """Inherit, implement `make`, and `beside` where a channel is opened again in each process."""
+    """Inherit and implement `make`; also `beside`, if each process opens the channel separately."""
 
     spec = SPEC
     run = "conformance"
 
     def make(self, num_actors: int, slots_per_actor: int) -> AbstractContextManager[Channel]:
-        """A new channel for segments of `spec` in the run named `run`, as the reader holds it."""
+        """Return a new channel for segments of `spec` in the run named `run`, as opened by the reader."""
         raise NotImplementedError
 
     def beside(self, channel: Channel) -> Channel:
-        """The same channel as a writer elsewhere holds it."""
+        """Return the same channel as opened by a writer."""
         return channel
 
     def test_a_new_channel_is_empty(self) -> None:
@@ -77,7 +77,7 @@ class ChannelConformance:
         with self.make(1, 3) as reader:
             writer = self.beside(reader)
             sent = deque(send(writer, self.run, 0, sequence) for sequence in range(3))
-            for sequence in range(3, 12):  # slots are taken up again in an order of the channel's own choice
+            for sequence in range(3, 12):  # the channel may reuse slots in any order
                 self._receive(reader, sent.popleft(), 0, sequence - 3)
                 sent.append(send(writer, self.run, 0, sequence))
             for sequence in range(9, 12):
@@ -106,7 +106,7 @@ class ChannelConformance:
             expected = fill(blank, 0, 1)
             first = reader.poll()
             assert first is not None
-            reader.release(first)  # another slot is free now, and may be the channel's favourite
+            reader.release(first)  # another slot is free now, and the channel may prefer it
             again = writer.blank(0)
             assert again is not None
             require_equal(again, expected, None)
@@ -149,7 +149,7 @@ class ChannelConformance:
                 reader.release(segment)
 
     def test_the_last_offer_is_recalled(self) -> None:
-        """By a writer that takes a dead one's place, whether the segment still waits, is being read, or was released."""
+        """A dead writer's replacement recalls it, whether the segment is pending, being read or released."""
         with self.make(2, 2) as reader:
             assert self.beside(reader).recall(0) is None
             for sequence in range(5):
@@ -185,7 +185,7 @@ class ChannelConformance:
             assert writer.recall(1) == (42, b"as it is")
 
     def test_a_random_life_of_several_writers(self) -> None:
-        """Blank, offer, poll and release in any order, beside a model of plain queues."""
+        """Blank, offer, poll and release in random order, compared with a model of plain queues."""
         num_actors, slots = 3, 2
         stream = np.random.default_rng(5)
         with self.make(num_actors, slots) as reader:
@@ -226,13 +226,13 @@ class ChannelConformance:
 
 
 class _RecordingParts:
-    """In the place of agent and memory: notes how many rows of each segment were experience."""
+    """Stand-in for agent and memory: records how many rows of each segment are valid."""
 
     def __init__(self) -> None:
         self.valid: list[int] = []
 
     def learner(self, channel: Channel) -> Learner:
-        """A learner that reads from a channel and learns nothing."""
+        """Return a learner that reads from a channel and learns nothing."""
         context = Context("run", "learner", channel, LocalWeights(), LocalBoard(), lambda: RUN, RunClock())
         parts: Any = self
         return Learner(parts, parts, RoundBatchPolicy(channel, 1), RunLimits(), lambda *_: None, context)
@@ -246,13 +246,13 @@ class _RecordingParts:
 
 
 class _ChannelModel:
-    """What a channel should hold, in plain queues."""
+    """Expected contents of a channel, in plain queues."""
 
     def __init__(self, run: str, num_actors: int) -> None:
         self.run = run
         self.sequences = [0] * num_actors
         self.sent: list[deque[Columns]] = [deque() for _ in range(num_actors)]
-        self.held: list[tuple[Segment, int]] = []  # with the reader, and whose they are
+        self.held: list[tuple[Segment, int]] = []  # held by the reader, with the actor of each
 
     def write(self, writer: Channel, actor: int, slots: int) -> None:
         used = len(self.sent[actor]) + sum(whose == actor for _, whose in self.held)
@@ -275,12 +275,12 @@ class _ChannelModel:
 
 
 def header(run: str, actor: int, sequence: int) -> SegmentHeader:
-    """The header under which `send` sends."""
+    """Return the header that `send` uses."""
     return SegmentHeader(run, actor, epoch=1, sequence=sequence, version=sequence // 2, started_s=sequence + 0.5)
 
 
 def fill(segment: Segment, actor: int, sequence: int) -> Columns:
-    """Random contents that only this actor's segment of this number has; returns a copy that shares nothing with it."""
+    """Fill a segment with random contents unique to this actor and sequence number; return an independent copy."""
     stream = np.random.default_rng([actor, sequence])
     contents = {}
     for name, column in segment.columns.items():
@@ -301,7 +301,7 @@ def send(
     *,
     state: bytes | None = None,
 ) -> Columns:
-    """Fill a blank and offer it; returns its contents as an independent copy."""
+    """Fill a blank segment and offer it; return its contents as an independent copy."""
     segment = writer.blank(actor)
     assert segment is not None, f"no blank for actor {actor}, whose share is not full"
     contents = fill(segment, actor, sequence)
@@ -312,11 +312,11 @@ def send(
 
 
 def require_equal(segment: Segment | None, expected: Columns, head: SegmentHeader | None) -> None:
-    """The segment is there, with these contents and, unless None, this header."""
+    """Check that there is a segment with these contents and, unless None, this header."""
     assert segment is not None, "nothing was polled"
     assert segment.columns.keys() == expected.keys()
     for name, values in expected.items():
-        said = segment.cut if name == "final_obs" else ...  # elsewhere it means nothing, and need not travel
+        said = segment.cut if name == "final_obs" else ...  # meaningless elsewhere, and need not be sent
         np.testing.assert_array_equal(segment[name][said], values[said], err_msg=name)
         assert segment[name].dtype == values.dtype
     if head is not None:

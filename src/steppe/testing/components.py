@@ -1,8 +1,8 @@
-"""What a MainLoop expects of its five components, as suites to inherit for components of your own.
+"""Conformance suites for the five components of a MainLoop, to inherit for your own components.
 
 class TestMine(AgentPartConformance):
     def make_agent(self): return MyAgent()
-    def experiences(self): return [{"obs": …, "action": …, "reward": …, …}, …]
+    def experiences(self, agent): return [{"obs": …, "action": …, "reward": …, …}, …]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class EnvironmentPartConformance:
-    """Inherit and give `make_environment` and `make_policy`: what the environment's workers act with."""
+    """Inherit and implement `make_environment` and `make_policy`, the policy of the environment's workers."""
 
     def make_environment(self) -> EnvironmentComponent:
         raise NotImplementedError
@@ -70,13 +70,13 @@ class EnvironmentPartConformance:
 
 
 class ReplayPartConformance:
-    """Inherit and give `make_pool`: one that holds at least 100 experiences; `experiences` if it takes others than these."""
+    """Inherit and implement `make_pool`: it holds at least 100 experiences; `experiences` if the format differs."""
 
     def make_pool(self) -> ReplayComponent:
         raise NotImplementedError
 
     def experiences(self, count: int) -> list[dict[str, Any]]:
-        """Experiences that can be told apart by their reward."""
+        """Return experiences with distinct rewards."""
         rows = np.zeros((count, 3), np.float32)
         return [
             {
@@ -129,7 +129,7 @@ class ReplayPartConformance:
 
 
 class AgentPartConformance:
-    """Inherit and give `make_agent` and `experiences`: steps in order that such an agent can learn from."""
+    """Inherit and implement `make_agent` and `experiences`: consecutive steps that the agent can learn from."""
 
     def make_agent(self) -> AgentComponent:
         raise NotImplementedError
@@ -138,7 +138,7 @@ class AgentPartConformance:
         raise NotImplementedError
 
     def batch(self, agent: AgentComponent) -> dict[str, np.ndarray]:
-        """The same as one array per key."""
+        """Return the experiences as one array per key."""
         steps = self.experiences(agent)
         return {key: np.stack([np.asarray(step[key]) for step in steps]) for key in steps[0]}
 
@@ -191,7 +191,7 @@ class AgentPartConformance:
 
 
 class ParameterPartConformance:
-    """Inherit and give `make_server`: one that applies what is pushed when it is told to."""
+    """Inherit and implement `make_server`: a server that applies updates only in `update_parameters`."""
 
     initial: ClassVar[dict[str, np.ndarray]] = {"weight": np.ones((2, 3), np.float32), "bias": np.zeros(3, np.float32)}
 
@@ -233,14 +233,14 @@ class ParameterPartConformance:
         server.register_worker("a")
         try:
             taken = bool(server.push_gradients("stranger", self.initial))
-        except Exception:  # noqa: BLE001 - refusing in any way will do
+        except Exception:  # noqa: BLE001 - any kind of refusal is accepted
             taken = False
         assert not taken
         assert same(server.get_parameters("a"), self.initial)
 
 
 class LoopPartConformance:
-    """Inherit and give `make_loop`: one whose episodes are short."""
+    """Inherit and implement `make_loop`: a loop with short episodes."""
 
     def make_loop(self) -> MainLoopComponent:
         raise NotImplementedError
@@ -280,5 +280,5 @@ class LoopPartConformance:
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    """Whether two sets of parameters are equal."""
+    """Return whether two sets of parameters are equal."""
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)

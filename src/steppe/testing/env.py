@@ -1,4 +1,4 @@
-"""What every world must do, as tests that a world of your own can inherit (pytest collects them from your subclass).
+"""Conformance suite for SegmentEnv, to inherit for your own environment (pytest collects the tests from your subclass).
 
 class TestMyWorld(WorldConformance):
     def make_world(self, num_envs, seed):
@@ -23,14 +23,14 @@ from steppe.core.io import codec
 
 @dataclass
 class Journal:
-    """Everything a world wrote over many steps, joined over segments: `[T, B, …]`, `obs` with one row more."""
+    """Everything an environment wrote, concatenated over segments: `[T, B, …]`, `obs` with one extra row."""
 
     columns: dict[str, np.ndarray]
-    starts: np.ndarray  # [T + 1, B]: whether the observation in that row begins an episode
+    starts: np.ndarray  # [T + 1, B]: whether the observation in that row is the first of an episode
     finished: list[tuple[float, int]]
     unfinished: list[tuple[float, int]]
     num_agents: int = 1
-    shares: np.ndarray | None = None  # with several agents: each one's part of what `finished` has
+    shares: np.ndarray | None = None  # with several agents: the part of each agent in the returns of `finished`
 
     @property
     def ended(self) -> np.ndarray:
@@ -42,22 +42,22 @@ class Journal:
 
 
 class WorldConformance:
-    """Inherit, implement `make_world`, and `references` if plain environments can follow along."""
+    """Inherit and implement `make_world`; also `references`, if plain Gymnasium environments can be compared."""
 
     num_envs = 3
-    num_rows = 60  # of segments together; enough for every environment to end an episode
-    seed_matters = True  # False for a world without randomness
+    num_rows = 60  # total steps over all segments; enough for every environment to end an episode
+    seed_matters = True  # False for a deterministic environment
 
     def make_world(self, num_envs: int, seed: int) -> SegmentEnv:
-        """A new world that neither clips nor scales rewards."""
+        """Return a new environment that neither clips nor scales rewards."""
         raise NotImplementedError
 
     def references(self, num_envs: int, seed: int) -> list[tuple[gym.Env[Any, Any], int]] | None:
-        """One plain environment for each of the world's, with the number to seed it; None where there is no such thing."""
+        """Return an equivalent plain environment and its seed for each environment; None if there is none."""
         return None
 
     def row_of(self, space: gym.Space[Any], raw: Any) -> np.ndarray:
-        """What a raw observation should look like in a segment, by Gymnasium's own flattening; override for images."""
+        """Return a raw observation as it should be in a segment, by Gymnasium's own flattening; override for images."""
         return np.asarray(gym.spaces.utils.flatten(space, raw), np.float32)
 
     def test_it_writes_what_its_spec_says(self) -> None:
@@ -195,7 +195,7 @@ class WorldConformance:
         world.close()
 
     def _snapshots(self, rows: list[int]) -> dict[int, Tree] | None:
-        """Taken after so many steps of the trajectory of seed 3; None from a world that only has episode boundaries."""
+        """Return snapshots after these numbers of steps with seed 3; None if it resumes only at episode boundaries."""
         world = self.make_world(self.num_envs, 3)
         obs = _blank(world, 1)["obs"][0]
         world.reset(obs)
@@ -210,7 +210,7 @@ class WorldConformance:
         return {row: state for row, state in states.items() if state is not None} or None
 
     def _follow(self, journal: Journal, index: int, env: gym.Env[Any, Any], seed: int) -> None:
-        """Step `env` beside the rows of one environment and compare everything."""
+        """Step `env` with the recorded actions of one environment and compare all results."""
         seen = self.row_of(env.observation_space, env.reset(seed=seed)[0])
         for t in range(self.num_rows):
             where = f"environment {index}, row {t}"
@@ -229,7 +229,7 @@ class WorldConformance:
 
 
 def collect(world: SegmentEnv, num_rows: int, segment_steps: int, action_seed: int = 1) -> Journal:
-    """Reset a world, step it with random actions in poisoned segments of at most `segment_steps`, then close it."""
+    """Reset an environment, step it at random in poisoned segments of at most `segment_steps`, then close it."""
     first = _blank(world, 1)["obs"][0]
     world.reset(first)
     journal = advance(world, first, num_rows, segment_steps, np.random.default_rng(action_seed))
@@ -240,7 +240,7 @@ def collect(world: SegmentEnv, num_rows: int, segment_steps: int, action_seed: i
 def advance(
     world: SegmentEnv, obs: np.ndarray, num_steps: int, segment_steps: int, generator: np.random.Generator
 ) -> Journal:
-    """Step a world on from `obs`, the observations it gave last, with random actions."""
+    """Step an environment with random actions, starting from its last observations `obs`."""
     segments: list[Segment] = []
     starts = [world.starts.copy()]
     finished: list[tuple[float, int]] = []
@@ -264,7 +264,7 @@ def advance(
 
 
 def account(journal: Journal) -> tuple[list[tuple[float, int]], list[tuple[float, int]]]:
-    """(return, length) of finished and of running episodes, added up from the rows alone."""
+    """Return (return, length) of finished and of running episodes, computed from the rows alone."""
     num_envs = journal["reward"].shape[1] // journal.num_agents
     finished: list[tuple[float, int]] = []
     running = [(0.0, 0)] * num_envs
@@ -282,7 +282,7 @@ def account(journal: Journal) -> tuple[list[tuple[float, int]], list[tuple[float
 
 
 def sample(action: ActionSpec, num_envs: int, generator: np.random.Generator) -> np.ndarray:
-    """Random actions `[B, …]`; in a box from a normal distribution, so some lie beyond the bounds."""
+    """Return random actions `[B, …]`; in a box from a normal distribution, so that some exceed the bounds."""
     if action.kind == "box":
         return generator.normal(size=(num_envs, *action.sizes)).astype(np.float32)
     choices = generator.integers(0, action.sizes, (num_envs, len(action.sizes)))
@@ -290,7 +290,7 @@ def sample(action: ActionSpec, num_envs: int, generator: np.random.Generator) ->
 
 
 def env_action(env: gym.Env[Any, Any], action: np.ndarray) -> Any:
-    """An agent's action as a plain environment wants it."""
+    """Convert an agent's action to the format of a plain environment."""
     space = env.action_space
     if isinstance(space, gym.spaces.Discrete):
         return int(action) + int(space.start)
@@ -302,7 +302,7 @@ def env_action(env: gym.Env[Any, Any], action: np.ndarray) -> Any:
 
 
 def _blank(world: SegmentEnv, num_steps: int) -> Segment:
-    """Memory in which whatever a world forgets to write shows."""
+    """Return a segment with poisoned memory, so that missing writes are detected."""
     segment = Segment.blank(SegmentSpec(num_steps, num_rows(world), world.spec.obs, world.spec.action.field))
     for column in segment.columns.values():
         column[...] = np.nan if column.dtype == np.float32 else 1
@@ -319,7 +319,7 @@ def _refuses(world: SegmentEnv, state: Tree) -> bool:
 
 
 def _after(journal: Journal, row: int) -> Journal:
-    """The rows from `row` on, with the episodes that ended in them."""
+    """Return the rows from `row` on, with the episodes that ended in them."""
     columns = {name: column[row:] for name, column in journal.columns.items()}
     before = np.count_nonzero(journal.ended[:row])
     return Journal(columns, journal.starts[row:], journal.finished[before:], journal.unfinished, journal.num_agents)

@@ -1,4 +1,4 @@
-"""What every Memory must do, as a suite to inherit, and a scripted actor whose steps are known in plain Python.
+"""Conformance suite for Memory, to inherit, and a scripted actor whose steps are also recorded in plain Python.
 
 class TestMine(MemoryConformance):
     def make(self): return MyMemory(self.spec)
@@ -22,12 +22,12 @@ from steppe.core.io.atomic_files import read_file, write_bundle
 from steppe.core.io.rings import ROWS, Ring
 
 SPEC = SegmentSpec(5, 3, FieldSpec("obs", (4,), "float32"), FieldSpec("action", (), "int64"))
-POISON = np.nan  # in every cell that means nothing: whoever reads one shows it
+POISON = np.nan  # written to every meaningless cell, so that reading one is detected
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one environment, and the segment that carried it."""
+    """One step of one environment, with the sequence number of its segment."""
 
     env: int
     sequence: int
@@ -40,7 +40,7 @@ class Step:
 
 
 class ScriptedActor:
-    """Random episodes whose observations say where they are from: (actor, environment, episode, time).
+    """Random episodes whose observations identify their origin: (actor, environment, episode, time).
 
     With `next_step`, the step after a cut only resets, as in Gymnasium's NEXT_STEP mode, and is not valid.
     `stream` draws the rewards and decides which steps end an episode.
@@ -56,7 +56,7 @@ class ScriptedActor:
         self._resets = np.zeros(spec.num_envs, bool)
 
     def segment(self, version: int = 0) -> Segment:
-        """The next segment; `steps` grows by what it holds."""
+        """Return the next segment and append its steps to `steps`."""
         segment = Segment.blank(self.spec)
         for column in segment.columns.values():
             column[...] = POISON if column.dtype.kind == "f" else 0
@@ -69,7 +69,7 @@ class ScriptedActor:
         return segment
 
     def begin_anew(self) -> None:
-        """Abandon all episodes without a cut, as an actor does that was killed and restarted."""
+        """Abandon all episodes without a cut, like an actor that was killed and restarted."""
         self._episode += 1
         self._time[:] = 0
         self._resets[:] = False
@@ -103,14 +103,14 @@ class ScriptedActor:
 
 
 class MemoryConformance:
-    """Inherit, override `make`, and run with pytest. Every call of `make` gives an equal, empty memory."""
+    """Inherit, override `make`, and run with pytest. Every call of `make` returns an equal, empty memory."""
 
     spec = SPEC
     num_actors = 2
-    intakes = 12  # after so many a memory must have been ready at least once
+    intakes = 12  # a memory must be ready at least once within this many intakes
 
     def make(self) -> Memory:
-        """A new memory for segments of `spec`."""
+        """Return a new memory for segments of `spec`."""
         raise NotImplementedError
 
     def test_begins_hungry(self) -> None:
@@ -125,14 +125,14 @@ class MemoryConformance:
         assert not memory.ready()
 
     def test_never_stalls(self) -> None:
-        """A learner that adds when hungry and learns when ready always has something to do, and both happen."""
+        """A learner that adds when `wants_data` and learns when `ready` always has work, and does both."""
         memory = self.make()
         batches = self._run(memory, self._rounds())
         assert batches, f"not ready after {self.intakes} intakes"
         assert memory.wants_data(), "never hungry again: the learner would learn from the same for ever"
 
     def test_keeps_its_own_copy(self) -> None:
-        """Segments go back to their writer, who overwrites them."""
+        """Released segments are overwritten by their writers."""
         for batch in self._run(self.make(), self._rounds(), spoil=True):
             self._require_sound(batch)
 
@@ -146,7 +146,7 @@ class MemoryConformance:
         _require_equal(one, other)
 
     def test_goes_on_exactly_from_its_state(self) -> None:
-        """Also through bytes, into a memory that was used before, and with the original going on beside it."""
+        """Also after serialization, into a memory that was used before, and while the original continues."""
         rounds = self._rounds()
         for split in range(1, self.intakes, 3):
             original, copy = self.make(), self.make()
@@ -159,7 +159,7 @@ class MemoryConformance:
             assert copy.stats() == original.stats()
 
     def test_goes_on_exactly_from_its_live_state(self, tmp_path: Path) -> None:
-        """By way of the disk, as checkpoints go, one after the other; what has been read goes on beside the original."""
+        """Saves to disk like successive checkpoints; the restored memories continue like the original."""
         rounds, before = self._rounds(), None
         original = self.make()
         for split in range(1, self.intakes, 3):
@@ -196,7 +196,7 @@ class MemoryConformance:
         assert all(isinstance(name, str) and isinstance(value, float) for name, value in memory.stats().items())
 
     def learned(self, batch: Batch) -> Learned:
-        """What an agent would say of a batch: priorities that depend on nothing but the rows."""
+        """Return an agent's result for a batch: priorities that depend only on the rows."""
         priorities = None if batch.indices is None else 0.1 + np.abs(np.asarray(batch["reward"], np.float64))
         return Learned(updates=1, priorities=priorities)
 
@@ -205,7 +205,7 @@ class MemoryConformance:
         return [[actor.segment(version) for actor in actors] for version in range(self.intakes)]
 
     def _run(self, memory: Memory, rounds: Iterable[list[Segment]], *, spoil: bool = False) -> list[Batch]:
-        """What a learner does in sync mode, at most a thousand updates per intake; the batches as copies."""
+        """Do what a learner does in sync mode, at most a thousand updates per intake; return copies of the batches."""
         batches = []
         for segments in rounds:
             memory.add(segments)
@@ -222,7 +222,7 @@ class MemoryConformance:
         return batches
 
     def _require_sound(self, batch: Batch) -> None:
-        """Rewards and observations are real ones, and what follows an observation is from the same episode."""
+        """Check that rewards and observations are real, and that each next observation is from the same episode."""
         if "valid" in batch.columns:
             valid = batch["valid"]
             cut = (batch["terminated"] | batch["truncated"])[..., None]
@@ -238,7 +238,7 @@ class MemoryConformance:
 
 def _copied(batch: Batch) -> Batch:
     columns = {name: column.copy() for name, column in batch.columns.items()}
-    if "final_obs" in columns:  # elsewhere it means nothing and may differ
+    if "final_obs" in columns:  # meaningless elsewhere, and may differ
         columns["final_obs"][~(columns["terminated"] | columns["truncated"])] = 0
     return Batch(columns, _copy(batch.weights), _copy(batch.indices), batch.versions)
 

@@ -1,4 +1,4 @@
-"""MockEnvironment: a world with nothing in it, for tests of learners."""
+"""MockEnvironment: a trivial environment, for tests of learners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 
 class MockEnvironment(DistClassicRLEnv):
-    """Walks through its states in order and pays 1 for action `state % num_actions`; truncated after `length` steps.
+    """Visits its states in order and rewards action `state % num_actions` with 1; truncated after `length` steps.
 
     `calls` holds every action that was taken.
     """
@@ -23,22 +23,22 @@ class MockEnvironment(DistClassicRLEnv):
 
     @property
     def observation_space_size(self) -> int:
-        """As many as it was made with."""
+        """Number of states."""
         return self.num_states
 
     @property
     def action_space_size(self) -> int:
-        """As many as it was made with."""
+        """Number of actions."""
         return self.num_actions
 
     def reset(self, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
-        """State 0."""
+        """Return to state 0."""
         super().reset(seed=seed)
         self.state = 0
         return self.state, {}
 
     def step(self, action: Any) -> tuple[int, float, bool, bool, Info]:
-        """The next state, whatever is done."""
+        """Move to the next state, whatever the action."""
         self.calls.append(int(action))
         reward = float(action == self.state % self.num_actions)
         self.current_step += 1

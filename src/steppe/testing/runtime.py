@@ -1,4 +1,4 @@
-"""What every runtime must do, as a suite to inherit: from `launch` to a closed handle with nothing left behind.
+"""Conformance suite for runtimes, to inherit: from `launch` to a closed handle without leaked resources.
 
 class TestMine(RuntimeConformance):
     runtime = "mine"
@@ -28,12 +28,12 @@ from steppe.roles.context import FINISH, PAUSE, RUN, STOP
 from steppe.runtimes.handle import Handle
 from steppe.runtimes.plan import Plan, make_plan
 
-PATIENCE_S = 120.0  # generous: it only bounds how long a broken runtime takes to fail
+PATIENCE_S = 120.0  # generous: only limits how long a broken runtime takes to fail
 KINDS = ("actor", "learner", "manager")
 
 
 class MeteredEnv(CountingEnv):
-    """Counts, and adds each of its steps to a meter that every process can read: one byte of a file per environment."""
+    """CountingEnv that counts its steps in a file per environment, which every process can read."""
 
     def __init__(self, meter: str) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ class MeteredEnv(CountingEnv):
 
 
 def metered(meter: Path) -> int:
-    """The steps taken so far by every MeteredEnv on this meter."""
+    """Return the steps taken so far by every MeteredEnv on this meter."""
     return sum(int.from_bytes(path.read_bytes(), "little") for path in meter.iterdir())
 
 
 class RuntimeConformance:
-    """Inherit, name the runtime, implement `launch`. Runs are small: 2 actors of 2 environments, segments of 8 steps."""
+    """Inherit, set `runtime`, implement `launch`. Runs are small: 2 actors of 2 environments, segments of 8 steps."""
 
     runtime = "inline"
     settings: ClassVar[dict[str, Any]] = {
@@ -73,7 +73,7 @@ class RuntimeConformance:
     }
 
     def launch(self, plan: Plan, directory: RunDirectory) -> Handle:
-        """The launched plan."""
+        """Launch the plan and return its handle."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -84,7 +84,7 @@ class RuntimeConformance:
 
     @contextmanager
     def running(self, tmp_path: Path, env: str, **settings: Any) -> Iterator[tuple[Handle, RunDirectory, Plan]]:
-        """A launched run of `env`, closed at the end whatever happens."""
+        """Launch a run of `env`, and close it at the end in any case."""
         layer = {"env": env, "runtime": self.runtime, "run_dir": tmp_path / "run", **self.settings, **settings}
         resolved = resolve_config(("call", layer))
         plan = make_plan(resolved.config, probe(env, resolved.config.environment))
@@ -129,7 +129,7 @@ class RuntimeConformance:
         assert Checkpoints(directory.checkpoints).latest() is not None
 
     def test_closing_is_enough(self, tmp_path: Path, meter: Path) -> None:
-        """No process, thread or file is left; whoever runs this suite checks that around every test."""
+        """No process, thread or file is left; the caller's test setup must check that around every test."""
         with self._endless(tmp_path, meter, mode="async") as (handle, _, _):
             advance(handle, lambda: metered(meter) > 0)
         taken = metered(meter)
@@ -171,7 +171,7 @@ class RuntimeConformance:
             with self.running(tmp_path, "CartPole-v1", **settings) as (handle, _, _):
                 advance(handle, lambda: bool(handle.faults()))
                 message = handle.faults()[0].message
-        except ZeroDivisionError as error:  # a runtime that builds roles in this process may let it through
+        except ZeroDivisionError as error:  # a runtime that builds roles in this process may propagate it
             message = str(error)
         assert "there is no such network" in message
 
@@ -181,7 +181,7 @@ class RuntimeConformance:
 
 
 def advance(handle: Handle, until: Callable[[], bool]) -> None:
-    """Let a run go on until something is true."""
+    """Advance a run until a condition is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not until():
         assert time.monotonic() < deadline, f"nothing came of it within {PATIENCE_S:.0f} s: {handle.faults()}"

@@ -1,4 +1,4 @@
-"""What every world of several agents must do besides what every world must, as tests to inherit.
+"""Conformance suite for a multi-agent SegmentEnv, to inherit; it includes the tests for every SegmentEnv.
 
 class TestMyTeamWorld(TeamConformance):
     def make_world(self, num_envs, seed):
@@ -16,22 +16,22 @@ from steppe.testing.env import Journal, WorldConformance, collect
 
 
 class TeamConformance(WorldConformance):
-    """Inherit, implement `make_world`, and `team_references` if bare PettingZoo environments can follow along."""
+    """Inherit and implement `make_world`; also `team_references`, if plain PettingZoo environments can be compared."""
 
     def team_references(self, num_envs: int, seed: int) -> list[tuple[Any, Any]] | None:
-        """A bare parallel environment for each of the world's, and a function from the number of an episode to its seed."""
+        """Return a PettingZoo parallel environment for each environment, and a function from episode to seed."""
         return None
 
     def team_row(self, agent: str, raw: Any) -> np.ndarray:
-        """What a raw observation should look like in a segment, without what pads it."""
+        """Return a raw observation as it should be in a segment, without padding."""
         return np.asarray(raw, np.float32).ravel()
 
     def team_action(self, agent: str, action: np.ndarray) -> Any:
-        """An agent's action as the bare environment wants it."""
+        """Convert an agent's action to the format of the PettingZoo environment."""
         return action.item() if action.ndim == 0 else action
 
     def test_reset_rows_are_no_experience(self) -> None:
-        """Rows of agents that are not there say nothing, and follow an end or another such row."""
+        """Rows of absent agents are empty, and follow an episode end or another such row."""
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
         cut, absent = journal["terminated"] | journal["truncated"], ~journal["valid"]
         assert not (absent & cut).any(), "an agent that was not there ended an episode"
@@ -42,7 +42,7 @@ class TeamConformance(WorldConformance):
         assert there.any(axis=2).all(), "a step in which nobody was there"
 
     def test_every_end_leads_to_one_start(self) -> None:
-        """Who is there and was not, or had ended, starts; nobody else does."""
+        """An agent starts exactly when it is present and was absent, or had ended, before."""
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
         cut, valid = journal["terminated"] | journal["truncated"], journal["valid"]
         np.testing.assert_array_equal(journal.starts[0], valid[0])
@@ -92,7 +92,7 @@ class TeamConformance(WorldConformance):
 
 
 class _ReferenceEnv:
-    """A bare environment, stepped beside the rows of one of a world's, everything compared."""
+    """A PettingZoo environment, stepped with the recorded actions of one environment to compare all results."""
 
     def __init__(self, suite: TeamConformance, journal: Journal, index: int, env: Any, seed_of: Any) -> None:
         self.suite, self.journal, self.env, self.seed_of = suite, journal, env, seed_of

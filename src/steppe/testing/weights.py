@@ -1,4 +1,4 @@
-"""What every WeightStore must do, as a suite to inherit, and a race between one writer and several readers.
+"""Conformance suite for WeightStore, to inherit, with a race between one writer and several readers.
 
 class TestMine(WeightStoreConformance):
     @contextmanager
@@ -23,26 +23,26 @@ from steppe.core.contracts.transport import WeightStore
 from steppe.core.contracts.weights import Weights
 
 POLICY = "policy"
-RACE_BYTES = 1 << 20  # large enough for a writer to come round while a reader copies
+RACE_BYTES = 1 << 20  # large enough for the writer to reuse a buffer while a reader copies it
 RACE_S = 60.0
 _RUN = "import json, sys; from steppe.testing import weights; weights.{}(*json.loads(sys.argv[1]))"
 
 
 class WeightStoreConformance:
-    """Inherit, implement `make`, and for a store that crosses processes `beside` and `reopen`."""
+    """Inherit and implement `make`; for a store across processes also `beside` and `reopen`."""
 
     race_versions = 1500
 
     def make(self) -> AbstractContextManager[WeightStore]:
-        """A new, empty store, as the writer holds it."""
+        """Return a new, empty store, as opened by the writer."""
         raise NotImplementedError
 
     def beside(self, store: WeightStore) -> WeightStore:
-        """The same store as a reader elsewhere holds it."""
+        """Return the same store as opened by a reader."""
         return store
 
     def reopen(self, store: WeightStore) -> tuple[str, list[Any]] | None:
-        """`module:function` and plain arguments that open the same store in another process; None where none can."""
+        """Return `module:function` and plain arguments that open the store in another process; None if impossible."""
         return None
 
     def test_nothing_before_the_first_publication(self) -> None:
@@ -138,7 +138,7 @@ class WeightStoreConformance:
             raise AssertionError("weights of another layout took the place of the first")
 
     def test_never_torn(self) -> None:
-        """A writer publishes as fast as it can while two readers check that each copy is of one piece."""
+        """A writer publishes as fast as it can while two readers check that every copy is consistent."""
         with self.make() as store:
             opener = self.reopen(store)
             if opener is None:
@@ -152,7 +152,7 @@ class WeightStoreConformance:
         def guarded(work: Any, *arguments: Any) -> None:
             try:
                 work(*arguments)
-            except BaseException as error:  # noqa: BLE001 - an assertion in a thread is raised again below
+            except BaseException as error:  # noqa: BLE001 - an assertion in a thread is re-raised below
                 failures.append(error)
 
         works = [(publish_patterns, store), (watch_patterns, self.beside(store)), (watch_patterns, self.beside(store))]
@@ -182,17 +182,17 @@ def _race_processes(opener: str, arguments: list[Any], versions: int) -> None:
 
 
 def publish_at(opener: str, arguments: list[Any], versions: int) -> None:
-    """`publish_patterns` in a process of its own."""
+    """Run `publish_patterns` in its own process."""
     publish_patterns(references.resolve_reference(opener)(*arguments), versions)
 
 
 def watch_at(opener: str, arguments: list[Any], versions: int) -> None:
-    """`watch_patterns` in a process of its own."""
+    """Run `watch_patterns` in its own process."""
     watch_patterns(references.resolve_reference(opener)(*arguments), versions)
 
 
 def publish_patterns(store: WeightStore, versions: int) -> None:
-    """Publish buffers that consist of one byte each, which follows from their version."""
+    """Publish buffers filled with a single byte value that is determined by the version."""
     weights = Weights.from_arrays({"pattern": np.zeros(RACE_BYTES, np.uint8)})
     for version in range(versions):
         weights.buffer[:] = version % 251
@@ -200,7 +200,7 @@ def publish_patterns(store: WeightStore, versions: int) -> None:
 
 
 def watch_patterns(store: WeightStore, versions: int) -> None:
-    """Take every newer copy until the last version; raises when one is torn or versions do not grow."""
+    """Read every newer copy until the last version; raises when one is torn or versions do not increase."""
     last = -1
     while last < versions - 1:
         weights = store.newer_than(POLICY, last)
@@ -213,7 +213,7 @@ def watch_patterns(store: WeightStore, versions: int) -> None:
 
 
 def some_weights(version: int) -> Weights:
-    """Weights of several shapes and types whose contents follow from the version."""
+    """Return weights of several shapes and dtypes whose contents are determined by the version."""
     stream = np.random.default_rng(version)
     arrays: dict[str, np.ndarray] = {
         "torso": stream.normal(size=(3, 5)).astype(np.float32),
@@ -224,7 +224,7 @@ def some_weights(version: int) -> Weights:
 
 
 def require_equal(found: Weights | None, expected: Weights) -> None:
-    """The weights are there, with equal layout, counters and arrays."""
+    """Check that weights were found, with equal layout, counters and arrays."""
     assert found is not None, "no weights were found"
     assert not expected.layout.differences(found.layout)
     counters = ("version", "updates", "env_steps", "episodes", "train_s")

@@ -1,1 +1,1 @@
-"""What the packages agree on: policies, algorithms, transport, environments, segments, specs, weights, reports, errors."""
+"""Contracts between packages: policies, algorithms, environments, segments, weights, transport, reports, errors."""

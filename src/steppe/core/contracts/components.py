@@ -1,6 +1,6 @@
-"""The five components of a composed training, as contracts: what a MainLoop asks of parts that are a user's own.
+"""Contracts of the five components of a composed training: what a MainLoop requires of user-defined components.
 
-`steppe.testing.components` has a suite for each.
+`steppe.testing.components` has a conformance suite for each.
 """
 
 from __future__ import annotations
@@ -11,136 +11,139 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-Experiences = Sequence[Mapping[str, Any]]  # one dictionary per step, in the order in which they happened
+Experiences = Sequence[Mapping[str, Any]]  # one dictionary per step, in order of time
 
 
 @runtime_checkable
 class EnvironmentComponent(Protocol):
-    """Makes experience: a DistributedEnvironment, or something in its place."""
+    """Collects experience: a DistributedEnvironment or a replacement."""
 
     def generate_experiences(self, policy: Any, num_episodes: int, max_steps_per_episode: int = 1000) -> Any:
-        """Whole episodes with a policy, as one dictionary per step (obs, action, reward, next_obs, terminated, truncated)."""
+        """Run complete episodes with a policy; return one dictionary per step.
+
+        Its keys are obs, action, reward, next_obs, terminated, truncated.
+        """
 
     def generate_batch_experiences(self, policy: Any, batch_size: int) -> Any:
-        """So many steps, as one array per key."""
+        """Collect `batch_size` steps, as one array per key."""
 
     def update_policy(self, new_policy_params: Mapping[str, np.ndarray]) -> None:
         """Use these parameters in later calls."""
 
     def reset_environments(self) -> None:
-        """Abandon every episode under way."""
+        """Abandon every episode in progress."""
 
     def get_environment_stats(self) -> dict[str, Any]:
-        """Steps and episodes so far, and whatever else is worth telling."""
+        """Return the number of steps and episodes so far, and other statistics."""
 
     def shutdown(self) -> None:
-        """Give everything back; again is harmless."""
+        """Release all resources; idempotent."""
 
 
 @runtime_checkable
 class ReplayComponent(Protocol):
-    """Remembers experience: a ReplayBufferPool, or something in its place."""
+    """Stores experience: a ReplayBufferPool or a replacement."""
 
     def add_experiences(self, experiences: Any, buffer_id: int | None = None) -> Any:
-        """Remember experiences."""
+        """Store experiences."""
 
     def sample_batch(self, batch_size: int, buffer_id: int | None = None) -> Any:
-        """So many of them at random, as one array per key."""
+        """Sample `batch_size` experiences at random, as one array per key."""
 
     def get_buffer_stats(self) -> Any:
-        """How full it is."""
+        """Return fill levels."""
 
     def clear_all_buffers(self) -> None:
-        """Forget everything."""
+        """Remove all experiences."""
 
     def save_buffers(self, path: Any = None) -> Any:
-        """Write everything down."""
+        """Save all experiences."""
 
     def load_buffers(self, path: Any = None) -> Any:
-        """Remember what was written down."""
+        """Load saved experiences."""
 
     def get_total_experiences(self) -> int:
-        """How many are remembered."""
+        """Return the number of stored experiences."""
 
     def balance_buffers(self) -> None:
-        """Spread them evenly."""
+        """Distribute the experiences evenly over the buffers."""
 
 
 @runtime_checkable
 class AgentComponent(Protocol):
-    """Acts and learns: a DistributedAgent, or something in its place."""
+    """Acts and learns: a DistributedAgent or a replacement."""
 
     def learn_from_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Improve from a batch; what is worth telling."""
+        """Update from a batch; return statistics."""
 
     def update_policy(self, experiences: Experiences) -> dict[str, Any]:
-        """Improve from experiences in order; what is worth telling."""
+        """Update from experiences in order; return statistics."""
 
     def get_policy_parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters by name."""
+        """Return copies of the parameters by name."""
 
     def set_policy_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Take these over."""
+        """Replace the parameters with these."""
 
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The gradient of the loss on a batch by parameter; nothing changes."""
+        """Return the gradient of the loss on a batch by parameter; changes nothing."""
 
     def apply_gradients(self, gradients: Mapping[str, np.ndarray]) -> None:
-        """One step with gradients by parameter."""
+        """Take one optimizer step with gradients by parameter."""
 
     def evaluate_policy(self, num_episodes: int = 10) -> dict[str, Any]:
-        """Play whole episodes; `return_mean` among what is told."""
+        """Run complete episodes; the result includes `return_mean`."""
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write everything down that the next update depends on."""
+        """Save everything that the next update depends on."""
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Go on from there."""
+        """Continue from a saved checkpoint."""
 
     def get_training_stats(self) -> dict[str, Any]:
-        """What was learned from so far."""
+        """Return statistics of the training so far."""
 
     def reset_training_stats(self) -> None:
-        """Count anew."""
+        """Reset the statistics."""
 
 
 @runtime_checkable
 class ParameterSource(Protocol):
-    """Where workers get parameters and hand in updates: a ParameterServer, or a ParameterClient of one elsewhere."""
+    """Serves parameters to workers and accepts their updates: a ParameterServer or a ParameterClient."""
 
     def register_worker(self, worker_id: str) -> bool:
-        """Let a worker push; False when it was registered already."""
+        """Allow a worker to push; return False when it was already registered."""
 
     def unregister_worker(self, worker_id: str) -> bool:
-        """Wait for it no longer; False when it was not registered."""
+        """Stop waiting for a worker; return False when it was not registered."""
 
     def get_parameters(self, worker_id: str) -> dict[str, np.ndarray]:
-        """Copies of the newest parameters."""
+        """Return copies of the newest parameters."""
 
     def push_gradients(self, worker_id: str, gradients: Mapping[str, np.ndarray], weight: float = 1.0) -> Any:
-        """Hand in one update."""
+        """Submit one update."""
 
     def get_server_stats(self) -> dict[str, Any]:
-        """What was accepted and refused."""
+        """Return how many updates were accepted and refused, and other statistics."""
 
 
 @runtime_checkable
 class ParameterServerComponent(ParameterSource, Protocol):
-    """Keeps parameters that many improve: a ParameterServer, or something in its place."""
+    """Holds parameters that many workers update: a ParameterServer or a replacement."""
 
     def aggregate_gradients(self) -> dict[str, np.ndarray]:
-        """Combine what was pushed."""
+        """Aggregate the pushed updates."""
 
     def update_parameters(self, learning_rate: float = 0.001) -> Any:
-        """Apply what was combined."""
+        """Apply the aggregated update."""
 
     def broadcast_parameters(self) -> Any:
-        """Let everyone have the newest."""
+        """Make the newest parameters available to all workers."""
 
 
 @runtime_checkable
 class MainLoopComponent(Protocol):
-    """Brings the others together: a MainLoop, or something in its place."""
+    """Runs the training with the other components: a MainLoop or a replacement."""
 
     def run_training(
         self,
@@ -149,28 +152,28 @@ class MainLoopComponent(Protocol):
         evaluation_frequency: int = 100,
         checkpoint_frequency: int = 500,
     ) -> dict[str, Any]:
-        """Train for so many episodes; what came of it."""
+        """Train for `total_episodes` episodes; return the results."""
 
     def run_single_episode(self) -> dict[str, Any]:
-        """Play one episode and learn from it."""
+        """Run one episode and learn from it."""
 
     def evaluate_policy(self, num_episodes: int = 10) -> dict[str, Any]:
-        """Play with the best actions."""
+        """Run episodes with greedy actions."""
 
     def save_checkpoint(self, episode: int, path: str | Path | None = None) -> Any:
-        """Write everything down."""
+        """Save the complete training state."""
 
     def load_checkpoint(self, path: str | Path) -> int:
-        """Go on from there; its episode."""
+        """Continue from a saved checkpoint; return its episode."""
 
     def get_training_progress(self) -> dict[str, Any]:
-        """How far it is; `episode` among what is told."""
+        """Return the progress; the result includes `episode`."""
 
     def stop_training(self) -> None:
-        """End the training under way."""
+        """Stop the running training."""
 
     def pause_training(self) -> None:
-        """Let it rest."""
+        """Pause the running training."""
 
     def resume_training(self) -> None:
-        """Let it go on."""
+        """Resume the paused training."""

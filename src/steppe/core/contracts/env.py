@@ -1,4 +1,4 @@
-"""The contract of a world: B environments that step together and write straight into a segment."""
+"""Contract of a segment environment: N environments that step together and write directly into a segment."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from steppe.core.contracts.algorithm import Policy, Tree
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import EnvSpec
 
-# What a snapshot can promise: the state itself; the actions to repeat, compared with what was seen last; or nothing,
-# so that a resumed run begins new episodes.
+# What a snapshot restores: the exact state; the actions to replay, with the last observation compared; or nothing,
+# so that a resumed run starts new episodes.
 ResumeKind = Literal["exact", "replay", "episode-boundary"]
 
 
 class SegmentEnv(Protocol):
     """N copies of one environment, B rows. Resets happen inside; the caller only steps.
 
-    `starts[b]` says whether the observation written last is the first of an episode. A world may reset within the step
-    that ended an episode, or spend the next step on it; in the second case that row is written with `valid == False`.
-    A world of numbered states also has `masks`, bool [B, actions]: which actions are allowed now.
+    `starts[b]` is True if the last observation written is the first of an episode. An environment may reset within the
+    step that ended an episode, or use the next step for it; in the second case that row has `valid == False`.
+    An environment with enumerated states also has `masks`, bool [B, actions]: the actions allowed now.
 
-    Agent a of environment n is row n · num_agents + a; with one agent, rows are environments. Where an agent is not there,
-    its row has `valid == False` and an observation of 0, and `starts` when it comes. One that leaves before the others is cut
-    in its own row; the environment's episode is over when all who were there have been cut (`Segment.ended`). A world of
-    several agents also has `comm_mask`, bool [B, num_agents]: whom each hears now; and `agent_returns()`.
+    Agent a of environment n is row n · num_agents + a; with one agent, rows are environments. The row of an absent
+    agent has `valid == False` and an observation of 0; `starts` is set when the agent enters. An agent that leaves
+    before the others is cut in its own row; the episode of the environment ends when all agents that were present have
+    been cut (`Segment.ended`). A multi-agent environment also has `comm_mask`, bool [B, num_agents], the agents that
+    each agent receives messages from now; and `agent_returns()`.
 
-    Where a segment has them, a world of several agents also writes `final_comm_mask`, whom each heard when its episode was
-    cut, and one whose spec has a `largest_lesson` writes `lesson`, what its episode is: [agents, cells along a side]. The
-    latter has `assign(lessons)`, int64 [N, 2]: what the next episode of each environment is to be.
+    Where a segment has these columns, a multi-agent environment also writes `final_comm_mask`, the communication mask
+    when the episode was cut; and an environment whose spec has `largest_lesson` writes `lesson`, the curriculum stage
+    of the episode: [agents, cells along a side]. The latter also has `assign(lessons)`, int64 [N, 2], which sets the
+    curriculum stage of the next episode of each environment.
     """
 
     spec: EnvSpec
@@ -37,41 +39,41 @@ class SegmentEnv(Protocol):
     starts: np.ndarray  # bool [B]
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
-        """Begin new episodes everywhere and write the first observations into `obs` [B, …].
+        """Start new episodes in all environments and write the first observations into `obs` [B, …].
 
-        With `seeds`, everything random from here on depends on them alone; without, it goes on from where it was.
+        With `seeds`, all later randomness depends on them alone; without, the random generators continue.
         """
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere.
+        """Step all environments once.
 
         Writes reward, terminated, truncated, valid at row t, final_obs at row t where an episode was cut, and the
-        observations to act on next at `obs[t + 1]`. Raises EnvironmentFault when an environment does.
+        observations to act on next at `obs[t + 1]`. Raises EnvironmentFault when an environment raises.
         """
 
     def take_finished(self) -> list[tuple[float, int]]:
-        """(return, length) of the episodes that ended since the last call, by step, then by environment.
+        """Return (return, length) of the episodes that ended since the last call, by step, then by environment.
 
-        Returns are as the environment gave them, before clipping and scaling, and the sum of all agents'.
+        Returns are those of the environment, before clipping and scaling, summed over all agents.
         """
 
     def unfinished(self) -> list[tuple[float, int]]:
-        """(return, length) so far of the episode under way in each environment."""
+        """Return (return, length) so far of the episode in progress in each environment."""
 
     def render(self) -> np.ndarray | None:
-        """The first environment as an RGB image [height, width, 3], where it can."""
+        """Return the first environment as an RGB image [height, width, 3], or None if it cannot be rendered."""
 
     @property
     def resume_kind(self) -> ResumeKind:
-        """How a run in this world can be resumed, known once it has been reset."""
+        """How a run in this environment can be resumed; known after the first reset."""
 
     def snapshot(self) -> Tree | None:
-        """Everything the next steps depend on, in memory of its own, or None when that cannot be had now."""
+        """Return a copy of everything the next steps depend on, or None when no snapshot can be taken now."""
 
     def restore(self, state: Tree) -> None:
-        """Go where a world of the same configuration was at its `snapshot()`; no matter how this one was seeded.
+        """Restore a `snapshot()` of an environment of the same configuration, regardless of how this one was seeded.
 
-        Raises CannotResume when that is impossible; then the world must be `reset`.
+        Raises CannotResume when that is impossible; then the environment must be `reset`.
         """
 
     def close(self) -> None:
@@ -79,23 +81,23 @@ class SegmentEnv(Protocol):
 
 
 def num_rows(env: SegmentEnv) -> int:
-    """B: the agents of all environments."""
+    """Return B, the number of agents in all environments."""
     return env.num_envs * env.spec.num_agents
 
 
 def get_action_masks(env: SegmentEnv) -> np.ndarray | None:
-    """Which actions a world allows now [B, actions]; None where it does not say."""
+    """Return the actions allowed now [B, actions], or None if the environment has no masks."""
     return getattr(env, "masks", None)
 
 
 def get_comm_mask(env: SegmentEnv) -> np.ndarray:
-    """Whom each agent hears now [B, num_agents]; everyone, where the world does not say."""
+    """Return which agents each agent receives messages from now [B, num_agents]; all, if there is no mask."""
     mask: np.ndarray | None = getattr(env, "comm_mask", None)
     return np.ones((num_rows(env), env.spec.num_agents), np.bool_) if mask is None else mask
 
 
 def assign_curriculum_stages(env: SegmentEnv, policy: Policy) -> None:
-    """Hand a policy's lessons to a world, where the one gives and the other takes them."""
+    """Pass the policy's curriculum stages to the environment, if both support curricula."""
     give, take = getattr(policy, "lessons", None), getattr(env, "assign", None)
     if give is None or take is None:
         return
@@ -105,6 +107,8 @@ def assign_curriculum_stages(env: SegmentEnv, policy: Policy) -> None:
 
 
 def get_agent_returns(env: SegmentEnv) -> np.ndarray | None:
-    """Each agent's part of the returns that `take_finished` would give now [episodes, num_agents]; NaN for one who was not
-    there. None where there is but one agent."""
+    """Return each agent's part of the returns that `take_finished` would return now [episodes, num_agents].
+
+    NaN for an agent that was absent. None if there is only one agent.
+    """
     return env.agent_returns() if env.spec.num_agents > 1 else None  # type: ignore[attr-defined]

@@ -1,24 +1,24 @@
-"""Every error Steppe raises, drawn as one tree.
+"""The exception tree of Steppe.
 
 SteppeError
 ├── UsageError             the caller can fix it: one sentence, exit code 2
 │   ├── ConfigError          an unknown key, a wrong type, a value out of range
-│   ├── WorldError           an environment that cannot be made or does not fit the algorithm
-│   ├── FactoryError         a callable that another process cannot find
+│   ├── WorldError           an environment that cannot be built or does not fit the algorithm
+│   ├── FactoryError         a callable that another process cannot import
 │   ├── MissingExtra         an optional dependency that is not installed
 │   ├── RunNotFound          no such run, or nothing in it to load
 │   └── RunExists            a directory that already holds a run
-├── Unreachable            nobody answers at an address, exit code 3
-├── Conflict               somebody else has it: a run directory in use, exit code 4
+├── Unreachable            no server responds at an address, exit code 3
+├── Conflict               a resource is in use by another process, such as a run directory; exit code 4
 ├── RunFailed              training stopped with a reason, exit code 1
 │   ├── EnvironmentFault     the user's environment raised; carries seed, step and last action
 │   ├── NotFinite            NaN or infinity in observations, rewards or losses
-│   ├── RoleDied             a process ended without saying why
-│   ├── DiskFull             no room for what has to be written down
-│   ├── Overtaken            another process has taken this one's place, exit code 4
-│   └── BudgetSpent          the next private release would pass the promised epsilon
-├── CannotResume           a world's snapshot that does not bring this world where it was: begin new episodes
-└── DamagedFile            bytes that are not what their checksum or schema says
+│   ├── RoleDied             a process ended without reporting a reason
+│   ├── DiskFull             not enough disk space for a required write
+│   ├── Overtaken            another process has replaced this one, exit code 4
+│   └── BudgetSpent          the next private release would exceed the promised epsilon
+├── CannotResume           an environment snapshot that cannot be restored: start new episodes
+└── DamagedFile            bytes that do not match their checksum or schema
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from collections.abc import Iterable
 
 
 class SteppeError(Exception):
-    """The root: catching this catches everything Steppe raises on purpose."""
+    """Root of the tree: catching this catches everything that Steppe raises on purpose."""
 
     exit_code = 1
 
 
 class UsageError(SteppeError):
-    """The caller can fix this; the message says how."""
+    """An error that the caller can fix; the message says how."""
 
     exit_code = 2
 
@@ -44,11 +44,11 @@ class ConfigError(UsageError):
 
 
 class WorldError(UsageError):
-    """An environment that cannot be made, or that the algorithm cannot act in."""
+    """An environment that cannot be built, or that the algorithm cannot act in."""
 
 
 class FactoryError(UsageError):
-    """A callable that another process cannot find by name."""
+    """A callable that another process cannot import by name."""
 
 
 class MissingExtra(UsageError):
@@ -67,20 +67,20 @@ class RunExists(UsageError):
 
 
 class Unreachable(SteppeError):
-    """Nobody answers at an address, after trying for as long as was asked."""
+    """No server responded at an address before the caller's deadline."""
 
     reason = "unreachable"
     exit_code = 3
 
 
 class Conflict(SteppeError):
-    """Somebody else has it: a run that another process writes."""
+    """A resource is in use by another process, such as a run directory that it writes."""
 
     exit_code = 4
 
 
 class RunFailed(SteppeError):
-    """Training stopped before its end; `reason` is a short word for machines."""
+    """Training stopped before its end; `reason` is a short machine-readable code."""
 
     reason = "failed"
 
@@ -102,39 +102,39 @@ class NotFinite(RunFailed):
 
 
 class RoleDied(RunFailed):
-    """A process of the run ended without saying why."""
+    """A process of the run ended without reporting a reason."""
 
     reason = "role_died"
 
 
 class DiskFull(RunFailed):
-    """There is no room for what has to be written down; what was there before is untouched."""
+    """Not enough disk space for a required write; existing files are untouched."""
 
     reason = "disk_full"
 
 
 class Overtaken(RunFailed):
-    """Another process has taken the place of this one, which is to end."""
+    """Another process has replaced this one, which must exit."""
 
     reason = "overtaken"
     exit_code = 4
 
 
 class BudgetSpent(RunFailed):
-    """The next private release would pass the promised epsilon; nothing was released."""
+    """The next private release would exceed the promised epsilon; nothing was released."""
 
     reason = "budget_spent"
 
 
 class CannotResume(SteppeError):
-    """A snapshot does not fit a world, or repeating its episode led elsewhere; the world must be reset."""
+    """A snapshot does not fit the environment, or replaying its episode diverged; the environment must be reset."""
 
 
 class DamagedFile(SteppeError):
-    """Bytes that are not what their checksum, size or schema says."""
+    """Bytes that do not match their checksum, size or schema."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the closest known name, or an empty string."""
+    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,8 +1,8 @@
-"""Segment: what one actor saw over T steps of B environments. Batch: what an agent learns from.
+"""Segment: the experience of one actor over T steps of B environments. Batch: the input of one `learn` call.
 
-The rule every consumer shares: the observation after step t is `final_obs[t]` where the episode was cut
-(`terminated | truncated`), and `obs[t + 1]` elsewhere. Rows with `valid == False` are autoreset steps, or of agents that are
-not there: they belong to no trajectory, no loss, no replay and no count.
+All consumers follow one rule: the observation after step t is `final_obs[t]` where the episode was cut
+(`terminated | truncated`), and `obs[t + 1]` elsewhere. Rows with `valid == False` are autoreset steps or absent agents:
+they are excluded from trajectories, losses, replay and counts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SCHEMA = 1
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
-    """Who collected a segment, when in their life, and with which weights."""
+    """Origin of a segment: actor, position in the actor's sequence, and policy version."""
 
     run: str
     actor: int
-    epoch: int  # how often this actor has been restarted
-    sequence: int  # 0, 1, 2, … within the actor's life, across epochs
+    epoch: int  # number of restarts of this actor
+    sequence: int  # 0, 1, 2, … per actor, across epochs
     version: int  # of the weights it was collected with
     started_s: float = 0.0  # the run's clock when its first step began
     schema: int = SCHEMA
@@ -32,9 +32,9 @@ class SegmentHeader(msgspec.Struct, frozen=True):
 
 @dataclass
 class Segment:
-    """Preallocated `[T, B, …]` columns (`obs` has T + 1 rows) and a header; `slot` is the transport's own.
+    """Preallocated `[T, B, …]` columns (`obs` has T + 1 rows) and a header; `slot` belongs to the transport.
 
-    `state` is its actor just after the segment, packed: where the actor, or another in its place, goes on from.
+    `state` is the packed state of the actor just after the segment, from which it or its replacement continues.
     """
 
     spec: SegmentSpec
@@ -45,7 +45,7 @@ class Segment:
 
     @classmethod
     def blank(cls, spec: SegmentSpec) -> Segment:
-        """A segment in private memory."""
+        """Return a new segment in private memory."""
         return cls(spec, spec.columns(bytearray(spec.nbytes)))
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -53,12 +53,12 @@ class Segment:
 
     @property
     def num_valid(self) -> int:
-        """How many rows are experience: steps of environments, or of their agents where there are several."""
+        """Number of valid rows: steps of environments, or of their agents where there are several."""
         return int(np.count_nonzero(self.columns["valid"]))
 
     @property
     def env_steps(self) -> int:
-        """How many steps of environments it holds: with several agents, those in which any of them was there."""
+        """Number of environment steps: with several agents, the steps in which at least one agent was present."""
         valid, num_agents = self.columns["valid"], self.spec.num_agents
         there = valid if num_agents == 1 else valid.reshape(len(valid), -1, num_agents).any(axis=2)
         return int(np.count_nonzero(there))
@@ -70,26 +70,29 @@ class Segment:
 
     @property
     def cut(self) -> np.ndarray:
-        """Where an episode ended, for either reason."""
+        """Where an episode was terminated or truncated [T, B]."""
         cut: np.ndarray = self.columns["terminated"] | self.columns["truncated"]
         return cut
 
     def write(self, t: int, chosen: Mapping[str, np.ndarray]) -> None:
-        """Set what a policy chose and noted at row t; columns that are there once take row 0's only."""
+        """Write the output of `Policy.act` into row t; columns with `once` are written for row 0 only."""
         for name, values in chosen.items():
             column = self.columns[name]
             if t < len(column):
                 column[t] = values
 
     def next_obs(self) -> np.ndarray:
-        """What was seen after each step, as a new `[T, B, …]` array."""
+        """Return the observation after each step, as a new `[T, B, …]` array."""
         following = self.columns["obs"][1:].copy()
         cut = self.cut
         following[cut] = self.columns["final_obs"][cut]
         return following
 
     def transitions(self) -> dict[str, np.ndarray]:
-        """The flat view (obs, action, reward, next_obs, terminated, truncated, extras) of the valid steps, time-major."""
+        """Return the valid steps as flat columns, time-major.
+
+        These are obs, action, reward, next_obs, terminated, truncated and extras.
+        """
         keep = self.columns["valid"]
         flat = {
             column.name: self.columns[column.name][: self.spec.num_steps][keep]
@@ -101,7 +104,7 @@ class Segment:
 
 
 def find_episode_ends(valid: np.ndarray, cut: np.ndarray, num_agents: int) -> np.ndarray:
-    """Where the episodes of environments ended, rows [..., B] to [..., N]: all agents who were there were cut."""
+    """Return where episodes of environments ended, from rows [..., B] to [..., N]: all agents present were cut."""
     if num_agents == 1:
         return valid & cut  # type: ignore[no-any-return]
     there = valid.reshape(*valid.shape[:-1], -1, num_agents)
@@ -112,20 +115,21 @@ def find_episode_ends(valid: np.ndarray, cut: np.ndarray, num_agents: int) -> np
 
 @dataclass
 class Batch:
-    """What an agent learns from in one call: columns with a common leading shape.
+    """The input of one `learn` call: columns with a common leading shape.
 
-    From a rollout the columns are a segment's, joined over actors along B (`obs` with T + 1 rows, `final_obs`, `valid`).
-    From replay they are flat: obs, action, reward (n-step sum), next_obs, terminated, discount (gamma ** n, n <= n_step).
+    From a rollout the columns are those of segments, concatenated over actors along B (`obs` with T + 1 rows,
+    `final_obs`, `valid`). From replay they are flat: obs, action, reward (n-step sum), next_obs, terminated, discount
+    (gamma ** n, n <= n_step).
     """
 
     columns: dict[str, np.ndarray]
     weights: np.ndarray | None = None  # importance weights, replay only
-    indices: np.ndarray | None = None  # where the rows live, for `Memory.update`
+    indices: np.ndarray | None = None  # of the rows in the memory, for `Memory.update`
     versions: tuple[int, ...] = field(default=())
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        """The columns in their order, so that a batch can be unpacked: `obs, action, reward, … = batch`."""
+        """Iterate over the columns in order, so that a batch can be unpacked: `obs, action, reward, … = batch`."""
         return iter(self.columns.values())

@@ -1,4 +1,4 @@
-"""Names, shapes and dtypes of what flows through the house: plain data, no arrays."""
+"""Names, shapes and dtypes of segments, environments and actions: plain data, no arrays."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-COLUMNS_WITH_BOOTSTRAP_ROW = ("obs", "mask", "comm_mask")  # columns that also say what was after the last step
-_ALIGN = 64  # one cache line: columns of one segment never share one
+COLUMNS_WITH_BOOTSTRAP_ROW = ("obs", "mask", "comm_mask")  # columns with an extra row after the last step
+_ALIGN = 64  # cache line size: columns of a segment never share a cache line
 
 
 @dataclass(frozen=True)
 class FieldSpec:
     """One column: its name, its shape for a single step of a single environment, and its dtype.
 
-    `frames` > 1 says that so many observations of equal shape are joined along the first axis, the newest last. A column
-    that is there `once` has one row in a segment, of its first step: what a recurrent policy remembered then. `most` is the
-    largest value of an image: 1 for planes of 0 and 1. `below` is for whole numbers that are used as indices: each is at
-    least 0 and below the bound at its place. The bounds repeat over components, agents and rows.
+    `frames` > 1 means that this many observations of equal shape are stacked along the first axis, the newest last.
+    A column with `once` has one row per segment, for its first step: the recurrent state of a policy. `most` is the
+    largest value of an image: 1 for planes of 0 and 1. `below` is for integers that are used as indices: each is at
+    least 0 and below the bound at its position. The bounds repeat over components, agents and rows.
     """
 
     name: str
@@ -29,7 +29,7 @@ class FieldSpec:
     frames: int = 1
     once: bool = False
     most: int = 255
-    below: tuple[int, ...] = field(default=(), compare=False)  # what a column is does not depend on it
+    below: tuple[int, ...] = field(default=(), compare=False)  # not part of a column's identity
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +38,7 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What may be done: one choice of n, several choices, or a box of real numbers."""
+    """Action space: one choice of n, several choices, or a box of real numbers."""
 
     kind: Literal["discrete", "multi_discrete", "box"]
     sizes: tuple[int, ...]  # discrete: (n,); multi_discrete: choices per component; box: the shape
@@ -56,7 +56,7 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """What one agent of several sees and does, where they differ."""
+    """Observation and action of one agent of several, where the agents differ."""
 
     obs: FieldSpec
     action: ActionSpec
@@ -64,25 +64,26 @@ class AgentSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent needs to know of a world. Observations are flattened or images by declared rules (envs/vector/spaces.py).
+    """What an agent must know about an environment.
 
-    With several agents, `obs` and `action` are those of each of them. Where they differ, `members` says what each has, and
-    `obs` and `action` are as large as the largest.
+    Observations are flattened or kept as images by the rules of envs/vector/spaces.py.
+
+    With several agents, `obs` and `action` apply to each of them. Where agents differ, `members` has the spec of each,
+    and `obs` and `action` are as large as the largest.
     """
 
     id: str
-    obs: FieldSpec  # "obs": float32 vector (d,), uint8 image (channels, height, width), or one int64 number ()
+    obs: FieldSpec  # "obs": float32 vector (d,), uint8 image (channels, height, width), or one int64 state index ()
     action: ActionSpec
-    native_vector: bool = False  # the world steps many copies in one call
+    native_vector: bool = False  # the environment steps many copies in one call
     max_episode_steps: int | None = None
-    num_states: int | None = None  # observations are numbers below this, for agents that look them up in a table
-    in_turns: bool = False  # two agents move in turns: what follows a step is the opponent's
-    num_agents: int = (
-        1  # in each environment; row n · num_agents + a of every [T, B, …] array is agent a of environment n
-    )
-    agents: tuple[str, ...] = ()  # their names, where there are several
-    members: tuple[AgentSpec, ...] = ()  # only where they differ
-    largest_lesson: tuple[int, int] | None = None  # agents and cells along a side that a world can be asked for at most
+    num_states: int | None = None  # observations are state indices below this, for tabular agents
+    in_turns: bool = False  # turn-based, two agents: the next state is the opponent's to move in
+    # Per environment; row n · num_agents + a of every [T, B, …] array is agent a of environment n.
+    num_agents: int = 1
+    agents: tuple[str, ...] = ()  # agent names, if there are several agents
+    members: tuple[AgentSpec, ...] = ()  # specs of the agents, only if they differ
+    largest_lesson: tuple[int, int] | None = None  # largest curriculum stage: agents, cells along a side
 
     @property
     def is_image(self) -> bool:
@@ -90,24 +91,24 @@ class EnvSpec:
 
     @cached_property
     def fields(self) -> tuple[FieldSpec, FieldSpec]:
-        """The columns of observations and actions in a segment, with the bounds of numbers that are used as indices."""
+        """The observation and action columns of a segment, with the bounds of integers that are used as indices."""
         obs = self.obs if self.num_states is None else replace(self.obs, below=(self.num_states,))
         action = self.action.field
         if not self.members or not action.below:
             return obs, action
-        width = math.prod(action.shape)  # agents with fewer components leave the rest at 0
+        width = math.prod(action.shape)  # the unused components of an agent are 0
         padded = [(*each.action.sizes, *[1] * width)[:width] for each in self.members]
         return obs, replace(action, below=tuple(size for sizes in padded for size in sizes))
 
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """The memory of one segment: T steps of B environments, column after column in one buffer.
+    """Memory layout of one segment: T steps of B environments, column after column in one buffer.
 
-    With several agents in an environment, B counts all of them, those of one environment next to each other.
-    `obs` has T + 1 rows, the last being what the actor saw after its last step; so have `mask`, what was allowed there, and
-    `comm_mask`, who was heard there, for agents that declare them. `final_obs` is meaningful only where
-    `terminated | truncated`: untouched pages of it cost nothing.
+    With several agents in an environment, B counts all agents, those of one environment next to each other. `obs` has T
+    + 1 rows; the last is the observation after the last step. For agents that declare them, so do `mask`, the allowed
+    actions, and `comm_mask`, the communication mask. `final_obs` is meaningful only where `terminated | truncated`:
+    untouched pages of it cost nothing.
     """
 
     num_steps: int
@@ -141,7 +142,7 @@ class SegmentSpec:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each column begins in the buffer, in bytes."""
+        """Offset of each column in the buffer, in bytes; the key "" has the total size."""
         offsets, end = {}, 0
         for column in self.fields:
             offsets[column.name] = end
@@ -155,7 +156,7 @@ class SegmentSpec:
         return self.offsets[""]
 
     def columns(self, buffer: memoryview | bytearray | np.ndarray) -> dict[str, np.ndarray]:
-        """The columns as arrays that share `buffer`, which must hold at least `nbytes`."""
+        """Return the columns as arrays that share `buffer`, which must hold at least `nbytes`."""
         return {
             column.name: np.ndarray(
                 self.shape(column), np.dtype(column.dtype), buffer=buffer, offset=self.offsets[column.name]
@@ -166,17 +167,18 @@ class SegmentSpec:
 
 @dataclass(frozen=True)
 class PushSpec(SegmentSpec):
-    """The memory of one push, which travels as a segment does: a worker's gradient instead of what it saw.
+    """Memory layout of one gradient push, sent like a segment: a worker's gradient instead of experience.
 
-    `gradient` [1, 1, size], of which the trainable numbers are used; `counts` [1, 1, 4]: rows behind the gradient (0: there is
-    none), environment steps and episodes since the last push, and the updates behind the weights it was made with.
+    `gradient` [1, 1, size], of which the trainable numbers are used; `counts` [1, 1, 4]: rows behind the gradient (0:
+    no gradient), environment steps and episodes since the last push, and the updates of the weights it was computed
+    with.
     """
 
     ROWS, STEPS, EPISODES, UPDATES = range(4)
 
     @classmethod
     def of(cls, size: int) -> PushSpec:
-        """For gradients of up to so many numbers."""
+        """Return the spec for gradients of up to `size` numbers."""
         return cls(1, 1, FieldSpec("gradient", (size,), "float32"), FieldSpec("counts", (4,), "int64"))
 
     def __post_init__(self) -> None:

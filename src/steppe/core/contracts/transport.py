@@ -1,7 +1,7 @@
-"""The contracts between roles: segments one way, weights the other, records to whoever watches.
+"""Contracts between roles: segments flow to the learner, weights flow back, records flow to observers.
 
-A transport is a Channel and a WeightStore for one medium. A Board carries small messages: the run's SQLite store here,
-topics of the same names on Kafka.
+A transport implements Channel and WeightStore for one medium. A Board carries small messages: in the run's SQLite
+store, or on Kafka topics of the same names.
 """
 
 from __future__ import annotations
@@ -20,119 +20,126 @@ ACTORS = "metrics.actors"
 EVALUATIONS = "metrics.evaluations"
 EVENTS = "events"
 COMMANDS = "commands.control"
-START = "start"  # the command to whoever has runs; those of one that is under way know others
-SET, SCALE = "set", "scale"  # commands that carry `values` (hyperparameters) and `actors` (a count)
+START = "start"  # the command to a control service to start a run; a running run refuses it
+SET, SCALE = "set", "scale"  # commands with the fields `values` (hyperparameters) and `actors` (a count)
 TOPICS = (TRAINING, ACTORS, EVALUATIONS, EVENTS, COMMANDS)
 
 
 class Channel(Protocol):
-    """Bounded, many writers to one reader. Segments of one writer arrive in order, whole, at most once."""
+    """Bounded queue, many writers to one reader. Segments of one writer arrive in order, complete, at most once."""
 
     def blank(self, actor: int) -> Segment | None:
-        """Memory for this actor's next segment, or None while its share of the channel is full (back-pressure).
+        """Return memory for this actor's next segment, or None while its share of the channel is full (backpressure).
 
-        Asking again before offering returns the same segment.
+        Calling this again before `offer` returns the same segment.
         """
 
     def offer(self, segment: Segment) -> bool:
-        """Hand over a filled segment that came from `blank`, header set. False: no room, try again."""
+        """Enqueue a filled segment from `blank` with its header set. Return False if the channel is full: retry."""
 
     def poll(self) -> Segment | None:
-        """The oldest segment that is waiting, or None. It stays the reader's until `release`."""
+        """Return the oldest pending segment, or None. The reader owns it until `release`."""
 
     def release(self, segment: Segment) -> None:
-        """Give a polled segment's memory back to its writer."""
+        """Return the memory of a polled segment to its writer."""
 
     def recall(self, actor: int) -> tuple[int, bytes | None] | None:
-        """Sequence number and `state` of the last segment that this actor offered; None when there was none."""
+        """Return sequence number and `state` of the last segment that this actor offered; None if there was none."""
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
-        """Let `recall` answer as if this segment had been offered and learned from: how a resumed run begins."""
+        """Set what `recall` returns, as if this segment had been offered and learned from; used to resume a run."""
 
 
 @runtime_checkable
 class ValidatingChannel(Protocol):
-    """A Channel that checks what it carries before it hands it out."""
+    """A Channel that validates each message before `poll` returns it."""
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """What it carried and did not hand out: cause → messages."""
+        """Number of messages that were received but not returned by `poll`, by cause."""
 
 
 @runtime_checkable
 class Checkpointable(ValidatingChannel, Protocol):
-    """A Channel that keeps what it carried: another reader can go on where this one was."""
+    """A Channel that retains its messages, so that another reader can continue from this reader's position."""
 
     def mark(self) -> dict[str, Any]:
-        """In front of it, everything was released. For a checkpoint."""
+        """Return the position, for a checkpoint: everything before it was released."""
 
     def stats(self) -> dict[str, float]:
-        """How much waits in it, how much came through it, how old that was; for the records."""
+        """Return pending messages, throughput and message age, for the records."""
 
 
 @runtime_checkable
 class RoundOffset(Protocol):
-    """A Channel, as a writer holds it whom the reader's rounds may have gone on without."""
+    """Writer-side channel that reports how far its round number is offset after it was skipped."""
 
     @property
     def shift(self) -> int:
-        """The number of the round that the writer's next segment is for, less the segment's own."""
+        """Number of the round that the writer's next segment belongs to, minus that segment's sequence number."""
 
 
 @runtime_checkable
 class WeightStore(Protocol):
-    """One writer per policy, many readers, newest wins."""
+    """Published weights: one writer per policy, many readers; readers see the newest version."""
 
     def publish(self, policy: str, weights: Weights) -> None:
-        """Make `weights` visible to every reader. Copies; versions must grow."""
+        """Make a copy of `weights` visible to every reader. Versions must increase."""
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
-        """The newest weights if their version is above `version`, never torn; None otherwise. The copy is the caller's."""
+        """Return the newest weights if their version is above `version`, else None.
+
+        The result is a consistent copy (never torn) that the caller owns.
+        """
 
 
 class TableTotals(NamedTuple):
-    """What all workers together have merged into a table."""
+    """Totals over everything that all workers have merged into a table."""
 
     steps: int
     episodes: int
-    started_s: float  # the run's clock when the first step was given out; 0 before
-    merged_s: float  # and at the newest merge
-    lost_steps: int = 0  # given out to workers that were killed before they merged them; given out again since
+    started_s: float  # the run's clock when the first step was granted; 0 before
+    merged_s: float  # the run's clock at the newest merge
+    lost_steps: int = 0  # granted to workers that were killed before merging them, and reclaimed since
 
 
 class TableDelta(NamedTuple):
-    """What a worker has done since its last merge."""
+    """A worker's changes since its last merge."""
 
-    candidates: np.ndarray  # int64: the rows that it may have changed; none: any
-    # [rows, actions]: how much of the value before is left in the entries that it changed (core/table_merge.py).
+    candidates: np.ndarray  # int64: the rows that it may have changed; empty: any row
+    # [rows, actions]: weight of the previous value in the entries that the worker changed (core/table_merge.py).
     kept: np.ndarray
     steps: int
     episodes: int
 
 
 class SharedTable(Protocol):
-    """One table [rows, actions] that workers learn together. Each learns in a copy of its own and merges what it added."""
+    """One table [rows, actions] that several workers train. Each worker trains its own copy and merges its changes."""
 
     def begin(self, worker: int, local: np.ndarray) -> int | None:
-        """Take the table over into a worker's copy, which it merges from then on; None while there is no table yet.
+        """Copy the table into a worker's local copy, which the worker merges from then on.
 
-        Returns the steps that an earlier worker of this number was given and did not bring; they are given out again.
+        Return None while there is no table yet. Otherwise return the number of steps that an earlier worker with this
+        index was granted but did not merge; they are reclaimed and will be granted again.
         """
 
     def claim(self, worker: int, num_steps: int, now_s: float) -> int | None:
-        """How many of so many steps the worker is to take now: 0 when all are taken, None while the answer is under way."""
+        """Request up to `num_steps` steps; return how many are granted.
+
+        0 means that none are left, None that the reply is still pending.
+        """
 
     def claim_episodes(self, worker: int, num_episodes: int) -> int | None:
-        """How many of so many episodes the worker may play besides those that it was given; 0 and None as for steps.
+        """Request up to `num_episodes` more episodes; return how many are granted, with 0 and None as in `claim`.
 
-        Only in a table that was created with a number of episodes.
+        Only for a table that was created with an episode limit.
         """
 
     def merge(self, worker: int, change: TableDelta, now_s: float) -> None:
-        """Put what the worker's copy learned into the table, and count what it took for that."""
+        """Merge the changes of the worker's copy into the table, and add its steps and episodes to the totals."""
 
     def totals(self) -> TableTotals:
-        """As far as is known here."""
+        """Return the totals as far as this process knows them."""
 
     def create(
         self,
@@ -144,53 +151,56 @@ class SharedTable(Protocol):
         *,
         episode_limit: int | None = None,
     ) -> None:
-        """By the role that keeps it: let workers begin with these values, and give out steps up to `limit` and episodes up
-        to `episode_limit` in total; `steps` and `episodes` of them were taken before."""
+        """Create the table with initial values, called by the table owner; workers may begin afterwards.
+
+        Grants steps up to `limit` and episodes up to `episode_limit` in total; `steps` and `episodes` of them are
+        already used.
+        """
 
     def read(self, values: np.ndarray) -> TableTotals:
-        """By the role that keeps it: copy the table as all have merged it so far."""
+        """Copy the table with everything merged so far into `values`, called by the table owner."""
 
 
 class RpcClient(Protocol):
-    """Questions of one role to one other, answered in the order in which they are asked."""
+    """Requests from one role to one other role; replies arrive in the order of the requests."""
 
     name: str  # of the other role
 
     def send(self, request: bytes) -> None:
-        """Ask; waits while the other side takes nothing in. RoleDied when it is gone."""
+        """Send a request; block while the server's queue is full. Raise RoleDied when the server has exited."""
 
     def receive(self) -> Buffer:
-        """The answer to the oldest question that has none yet. RoleDied when the other side is gone."""
+        """Block for the reply to the oldest unanswered request. Raise RoleDied when the server has exited."""
 
 
 class RpcServer(Protocol):
-    """The other end of a Line."""
+    """Server side of an RpcClient."""
 
     def take(self, timeout_s: float) -> Buffer | None:
-        """The next question, or None when none has come within `timeout_s`."""
+        """Return the next request, or None when none arrives within `timeout_s`."""
 
     def reply(self, response: bytes) -> None:
-        """Answer the question that was taken last."""
+        """Reply to the request that was taken last."""
 
 
 class Board(Protocol):
-    """Small messages by topic, in order, kept for late readers."""
+    """Small messages by topic, in order, retained for late readers."""
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
-        """Append a record of plain values; returns its number, which grows by one per topic or faster."""
+        """Append a record of plain values; return its number, which increases within a topic, possibly with gaps."""
 
     def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
-        """The records numbered above `after`, oldest first."""
+        """Return the records numbered above `after`, oldest first."""
 
 
 class Role(Protocol):
-    """One piece of a run. `step` does a bounded piece of work and is called again and again by a runtime."""
+    """A component of a run. A runtime calls `step` repeatedly; each call does a bounded amount of work."""
 
     name: str
     done: bool
 
     def step(self) -> bool:
-        """Do something; False when there was nothing to do."""
+        """Do a bounded amount of work; return False when there was nothing to do."""
 
     def close(self) -> None:
-        """Last words and clean-up, called once, also after a failure elsewhere."""
+        """Send the final report and clean up; called once, also after a failure elsewhere."""

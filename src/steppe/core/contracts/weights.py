@@ -1,4 +1,7 @@
-"""Weights: a version and one flat buffer with a layout, so that publishing, sending and hashing are one vector operation."""
+"""Weights: a version and one flat buffer with a layout.
+
+Publishing, sending and hashing are therefore one vector operation.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ class WeightsEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class WeightsLayout:
-    """The entries of a flat buffer, in order. float32 entries that follow each other leave no gap."""
+    """The entries of a flat buffer, in order. Consecutive float32 entries leave no gap."""
 
     entries: tuple[WeightsEntry, ...]
 
     @classmethod
     def of(cls, fields: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightsLayout:
-        """Lay out (name, shape, dtype) one after the other, each aligned to its own item size."""
+        """Place (name, shape, dtype) entries consecutively, each aligned to its own item size."""
         entries, end = [], 0
         for name, shape, dtype in fields:
             item = np.dtype(dtype).itemsize
@@ -49,21 +52,24 @@ class WeightsLayout:
         return max((entry.offset + entry.nbytes for entry in self.entries), default=0)
 
     def views(self, buffer: np.ndarray) -> dict[str, np.ndarray]:
-        """The entries as arrays that share `buffer` (uint8, one-dimensional, contiguous)."""
+        """Return the entries as arrays that share `buffer` (uint8, one-dimensional, contiguous)."""
         return {
             entry.name: buffer[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).reshape(entry.shape)
             for entry in self.entries
         }
 
     def first(self, count: int) -> tuple[WeightsEntry, ...]:
-        """The entries of the first `count` numbers, which is where trainable parameters lie, float32 and without a gap."""
+        """Return the entries of the first `count` numbers: the trainable parameters, float32 and without gaps.
+
+        Raises UsageError when `count` numbers are not a whole number of float32 entries.
+        """
         entries = tuple(entry for entry in self.entries if entry.offset + entry.nbytes <= 4 * count)
         if sum(entry.nbytes for entry in entries) != 4 * count or any(entry.dtype != "float32" for entry in entries):
             raise UsageError(f"{count} numbers are not the gradient of whole parameters: give one array per parameter")
         return entries
 
     def differences(self, other: WeightsLayout) -> list[str]:
-        """What another layout has that differs, in words; empty when they are the same."""
+        """Describe how another layout differs, one string per difference; empty when they are the same."""
         mine = {entry.name: (entry.shape, entry.dtype) for entry in self.entries}
         theirs = {entry.name: (entry.shape, entry.dtype) for entry in other.entries}
         words = [
@@ -78,7 +84,7 @@ class WeightsLayout:
 
 @dataclass(frozen=True)
 class Weights:
-    """`version` counts publications from 0; behind it are `updates`, `env_steps`, `episodes`, `train_s`."""
+    """Weights with counters: `version` counts publications from 0; the others are training totals at that version."""
 
     layout: WeightsLayout
     buffer: np.ndarray  # uint8, one-dimensional, contiguous; padding bytes are zero
@@ -90,7 +96,7 @@ class Weights:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Weights:
-        """Copy named arrays into a fresh flat buffer, in their order."""
+        """Copy named arrays into a new flat buffer, in their order."""
         layout = WeightsLayout.of((name, array.shape, array.dtype.name) for name, array in arrays.items())
         buffer = np.zeros(layout.nbytes, np.uint8)
         for name, view in layout.views(buffer).items():
@@ -98,21 +104,21 @@ class Weights:
         return cls(layout, buffer)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The named arrays, sharing the buffer."""
+        """Return the named arrays, sharing the buffer."""
         return self.layout.views(self.buffer)
 
     def stamped(
         self, *, version: int, updates: int, env_steps: int, episodes: int = 0, train_s: float = 0.0
     ) -> Weights:
-        """The same buffer under new counters."""
+        """Return the same buffer with new counters."""
         return replace(self, version=version, updates=updates, env_steps=env_steps, episodes=episodes, train_s=train_s)
 
     def copy(self) -> Weights:
-        """The same weights in a buffer of their own."""
+        """Return the same weights in a new buffer."""
         return replace(self, buffer=self.buffer.copy())
 
     def sha256(self) -> str:
-        """Over the raw bytes of the entries in layout order, padding left out: where they lie does not matter."""
+        """Hash the raw bytes of the entries in layout order, without padding, so that offsets do not matter."""
         digest = hashlib.sha256()
         for entry in self.layout.entries:
             digest.update(self.buffer[entry.offset : entry.offset + entry.nbytes].data)

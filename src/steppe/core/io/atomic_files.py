@@ -1,7 +1,8 @@
-"""Files that are whole or absent: written aside, synced, renamed into place, and checked by hash when read.
+"""Files that are complete or absent: written to a temporary path, synced, renamed, and verified by hash when read.
 
-A bundle is a directory of files with a manifest of their sizes and hashes. After a crash at any moment a reader finds the
-old content or the new one; what a crash leaves aside begins with a dot and ends in `.tmp`, and `sweep` removes it.
+A bundle is a directory of files with a manifest of their sizes and hashes. After a crash at any moment a reader finds
+the old content or the new one; temporary paths that a crash leaves behind start with a dot and end in `.tmp`, and
+`remove_temporary_files` removes them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace the file at `path` with `data`, durably; on failure the old content stays and nothing is left behind."""
+    """Replace the file at `path` with `data`, durably; on failure the old content stays and nothing else is left."""
     aside = _temporary_path(path)
     try:
         _write_synced(aside, data)
@@ -39,12 +40,12 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file with indented JSON; NaN and infinity are refused, as JSON has no word for them."""
+    """Replace a file with indented JSON; NaN and infinity are refused because JSON cannot represent them."""
     write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote; DamagedFile when it is missing or not JSON."""
+    """Read what `write_json` wrote; DamagedFile when the file is missing or not JSON."""
     try:
         return json.loads(_read(path))
     except (ValueError, RecursionError) as error:
@@ -56,8 +57,8 @@ def write_bundle(
 ) -> None:
     """Write a new directory with these files and their manifest; it appears complete or not at all.
 
-    `beside` puts files of its own into the directory while that is still aside, synced, and returns the files that say how
-    to check them. Raises FileExistsError when `directory` is already there: bundles are never changed.
+    `write_extra` receives the directory at its temporary path, writes and syncs more files there, and returns the files
+    that describe how to verify them. Raises FileExistsError when `directory` exists: bundles are immutable.
     """
     wrong = [name for name in files if not PLAIN_NAME.fullmatch(name) or name == MANIFEST]
     if wrong:
@@ -80,12 +81,12 @@ def write_bundle(
 
 
 def read_bundle(directory: Path) -> dict[str, bytes]:
-    """Every file that the manifest names, checked; DamagedFile says which file is wrong and in what way."""
+    """Read and verify every file in the manifest; DamagedFile says which file is corrupt and how."""
     return {name: _read_verified(directory / name, entry) for name, entry in read_manifest(directory).items()}
 
 
 def read_file(directory: Path, name: str) -> bytes:
-    """One file of a bundle, checked."""
+    """Read and verify one file of a bundle."""
     entry = read_manifest(directory).get(name)
     if entry is None:
         raise DamagedFile(f"{directory} holds no {name}")
@@ -93,7 +94,7 @@ def read_file(directory: Path, name: str) -> bytes:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file under a second name, at no cost; a synced copy where the filesystem has no such thing."""
+    """Hard-link a file under a second name; make a synced copy where the filesystem has no hard links."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -105,7 +106,10 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def encode_manifest(entries: dict[str, Any]) -> bytes:
-    """The manifest that `read_manifest` accepts: one spelling only, with its own hash inside, so that every byte is checked."""
+    """Encode the manifest that `read_manifest` accepts.
+
+    The encoding is canonical and includes its own hash, so that every byte is verified.
+    """
     digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
     return (
         json.dumps({"format": FORMAT, "sha256": digest, "files": entries}, indent=1, sort_keys=True) + "\n"
@@ -113,7 +117,7 @@ def encode_manifest(entries: dict[str, Any]) -> bytes:
 
 
 def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
-    """File name → its `size` and `sha256`, from a manifest that is itself checked."""
+    """Read the manifest, itself verified: file name → its `size` and `sha256`."""
     path = directory / MANIFEST
     data = _read(path)
     try:
@@ -134,7 +138,7 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def raising_disk_full(path: Path) -> Iterator[None]:
-    """Turn the system's word for no room, or for a used-up quota, into DiskFull."""
+    """Convert an OSError for a full disk or an exhausted quota to DiskFull."""
     try:
         yield
     except OSError as error:
@@ -144,12 +148,12 @@ def raising_disk_full(path: Path) -> Iterator[None]:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether this is for want of room."""
+    """Return whether the error means a full disk or an exhausted quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def free_bytes(path: Path) -> int | None:
-    """What an ordinary user may still write where `path` is; None where nobody knows."""
+    """Return the free bytes for an unprivileged user on the filesystem of `path`; None if unknown."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -158,7 +162,7 @@ def free_bytes(path: Path) -> int | None:
 
 
 def remove_temporary_files(directory: Path) -> None:
-    """Remove what a crash left aside. Only the one writer of a directory may call this."""
+    """Remove temporary files that a crash left. Only the single writer of a directory may call this."""
     for left in directory.glob(".*.tmp"):
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""Trees of plain values and arrays ↔ bytes: versioned, checksummed, checked before anything is allocated, never pickle.
+"""Trees of plain values and arrays ↔ bytes: versioned, checksummed, validated before allocation, never pickle.
 
     ┌ head, 32 bytes ──────────────────────────────────┬ structure ┬ pad ┬ array 0 ┬ pad ┬ array 1 ┬ … ┐
     │ "STPK" · format · total · structure size · crc32 │  msgpack  │     │ raw, little-endian, C order │
     └──────────────────────────────────────────────────┴───────────┴─────┴─────────────────────────────┘
 
-In the structure an array is only its dtype and shape; its bytes are the next ones, so no two arrays can claim the same.
-Whatever is wrong with the bytes, reading them raises DamagedFile. An open message ("STPO") has its checksum over all but the
-arrays: for lines that guard what they carry, such as TLS, where summing up megabytes would take longer than sending them.
+The structure has only dtype and shape of an array; its bytes are the next ones, so no two arrays can overlap. Any
+invalid input raises DamagedFile. The checksum of an unsealed message ("STPO") does not cover the arrays: for
+connections that protect their data, such as TLS, where a checksum over megabytes would take longer than sending them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-from isal.isal_zlib import crc32  # that of zlib, fifteen times as fast
+from isal.isal_zlib import crc32  # same result as zlib.crc32, fifteen times as fast
 
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.segment import Segment, SegmentHeader
@@ -47,10 +47,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def pack(tree: Any, *, sealed: bool = True) -> bytes:
-    """Nested dicts (keys str or int) and lists of None, bool, int of any size, float, str, bytes and numeric arrays.
+    """Encode a tree of plain values and arrays.
 
-    Tuples come back as lists; NumPy scalars keep their type. Anything else is a TypeError that says where it is. Without
-    `sealed` it is an open message.
+    A tree is nested dicts (keys str or int) and lists of None, bool, int of any size, float, str, bytes and numeric
+    arrays. Tuples are decoded as lists; NumPy scalars keep their type. Anything else is a TypeError that names its path
+    in the tree. Without `sealed`, the checksum does not cover the arrays.
     """
     arrays: list[np.ndarray] = []
     try:
@@ -61,15 +62,16 @@ def pack(tree: Any, *, sealed: bool = True) -> bytes:
 
 
 def unpack(data: Buffer, *, copy: bool = True, sealed: bool = True) -> Any:
-    """What `pack` was given; its arrays are fresh and writable, or without `copy` read from `data`, which they keep alive.
+    """Decode what `pack` encoded.
 
-    A message that was packed without `sealed` is read without it, and only so.
+    Arrays are new and writable, or without `copy` views of `data`, which they keep alive. `sealed` must be the same as
+    in `pack`.
     """
     return _unpack(data, copy=copy, sealed=sealed)
 
 
 def encode_segment(segment: Segment) -> bytes:
-    """A segment with its header; `final_obs` only where an episode was cut."""
+    """Encode a segment with its header; `final_obs` only where an episode was cut."""
     if segment.header is None:
         raise ValueError("a segment without a header cannot be sent")
     arrays: list[np.ndarray] = []
@@ -79,9 +81,9 @@ def encode_segment(segment: Segment) -> bytes:
 
 
 def decode_segment(data: Buffer, spec: SegmentSpec, into: Segment | None = None) -> Segment:
-    """A segment in private memory, or in that of another of this spec, which is overwritten; exactly as `spec` says.
+    """Decode a segment that must match `spec` exactly, into new memory or into `into`, which is overwritten.
 
-    Where nothing was cut, `final_obs` is as it was: zero in fresh memory.
+    Where no episode was cut, `final_obs` is left unchanged: zero in new memory.
     """
     message = _message(data, "segment", SEGMENT_SCHEMA)
     with _raise_damaged("segment"):
@@ -102,21 +104,21 @@ def decode_segment(data: Buffer, spec: SegmentSpec, into: Segment | None = None)
 
 
 def segment_header(data: Buffer) -> SegmentHeader:
-    """Of an encoded segment whose checksum is right; its columns are not looked at."""
+    """Return the header of an encoded segment after verifying its checksum; the columns are not validated."""
     message = _message(data, "segment", SEGMENT_SCHEMA)
     with _raise_damaged("segment"):
         return msgspec.convert(message["header"], SegmentHeader)
 
 
 def encode_weights(weights: Weights, *, sealed: bool = True) -> bytes:
-    """Weights with their layout and counters."""
+    """Encode weights with their layout and counters."""
     layout = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
     message = {"kind": "weights", "schema": WEIGHTS_SCHEMA, "counters": counters(weights), "layout": layout}
     return pack({**message, "buffer": weights.buffer}, sealed=sealed)
 
 
 def decode_weights(data: Buffer, *, sealed: bool = True) -> Weights:
-    """The weights again, in a buffer of their own, with every entry checked to lie inside it."""
+    """Decode weights into a new buffer, after checking that every entry is inside it."""
     message = _message(data, "weights", WEIGHTS_SCHEMA, sealed=sealed)
     with _raise_damaged("weights"):
         known = validate_counters(message["counters"])
@@ -128,12 +130,12 @@ def decode_weights(data: Buffer, *, sealed: bool = True) -> Weights:
 
 
 def counters(weights: Weights) -> dict[str, Any]:
-    """What weights say of themselves besides their layout, by name."""
+    """Return the counters of weights (all fields but layout and buffer), by name."""
     return {name: getattr(weights, name) for name in _COUNTERS}
 
 
 def validate_counters(values: dict[str, Any]) -> dict[str, Any]:
-    """`counters` again: seconds are floats, everything else is an integer, what is absent keeps its default."""
+    """Validate decoded counters: seconds are floats, all others integers; ValueError for an unknown name."""
     unknown = sorted(values.keys() - set(_COUNTERS))
     if unknown:
         raise ValueError(f"unknown counter {unknown[0]!r}")
@@ -141,7 +143,7 @@ def validate_counters(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_layout(rows: Any, nbytes: int) -> WeightsLayout:
-    """A layout from (name, shape, dtype, offset) rows that fills exactly `nbytes` without overlap; ValueError if not."""
+    """Return a layout from (name, shape, dtype, offset) rows; ValueError unless they fill `nbytes` without overlap."""
     entries, end = [], 0
     for name, shape, dtype, offset in msgspec.convert(rows, list[tuple[str, tuple[int, ...], str, int]]):
         size = _size(dtype, shape)
@@ -155,7 +157,7 @@ def validate_layout(rows: Any, nbytes: int) -> WeightsLayout:
 
 
 def _assemble(structure: bytes, arrays: list[np.ndarray], *, sealed: bool = True) -> bytes:
-    """The message of a structure and its arrays, which are contiguous."""
+    """Build the message from an encoded structure and its contiguous arrays."""
     parts: list[Any] = [structure]
     end = _HEAD.size + len(structure)
     for array in arrays:
@@ -169,8 +171,10 @@ def _assemble(structure: bytes, arrays: list[np.ndarray], *, sealed: bool = True
 
 
 def _to_plain(value: Any, arrays: list[np.ndarray]) -> Any:
-    """`value` as msgpack can say it, with arrays moved to the list. On the hot path: an actor's state is packed after
-    every segment, and is mostly small plain values."""
+    """Convert `value` to msgpack types, with arrays moved to the list.
+
+    On the hot path: an actor's state is packed after every segment, and is mostly small plain values.
+    """
     kind = type(value)
     if kind in _AS_IS:
         return value
@@ -188,7 +192,7 @@ def _to_plain(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else msgspec.msgpack.Ext(_BIG_INT, _big(value))
     for plain in _PLAIN:
-        if isinstance(value, plain):  # of a subclass
+        if isinstance(value, plain):  # an instance of a subclass
             return _to_plain(plain(value), arrays)
     raise TypeError(f"a {kind.__name__} cannot be packed")
 
@@ -212,7 +216,7 @@ def _key(key: Any) -> str | int:
 
 
 def _path_to_unpackable(value: Any, where: str = "tree") -> str:
-    """Which part of a tree cannot be packed."""
+    """Return the path of the part of a tree that cannot be packed."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in items:
         try:
@@ -252,7 +256,7 @@ def _unpack(data: Buffer, *, copy: bool, sealed: bool = True) -> Any:
 
 
 class _ArrayReader:
-    """Hands the raw bytes behind the structure to the arrays in it, one after the other."""
+    """Assigns the raw bytes behind the structure to its arrays, in order."""
 
     def __init__(self, view: memoryview, position: int, *, copy: bool) -> None:
         self.position = position
@@ -279,7 +283,7 @@ class _ArrayReader:
 
 @functools.lru_cache(maxsize=1024)
 def _parse_array_head(told: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """dtype, shape and bytes of an array, as its place in the structure tells them."""
+    """Decode dtype, shape and size in bytes of an array from the structure."""
     name, shape = msgspec.msgpack.decode(told, type=tuple[str, tuple[int, ...]])
     size = _size(name, shape)
     return _DTYPES[name], shape, size
@@ -299,7 +303,7 @@ def _require_bools(array: np.ndarray) -> np.ndarray:
 
 
 def _size(name: str, shape: tuple[int, ...]) -> int:
-    """Bytes of an array, in exact arithmetic; ValueError for a dtype or shape that no array has."""
+    """Return the size of an array in bytes, in exact arithmetic; ValueError for an invalid dtype or shape."""
     if name not in _DTYPES:
         raise ValueError(f"dtype {name!r} is not allowed")
     if len(shape) > 32 or any(length < 0 for length in shape):

@@ -1,6 +1,6 @@
-"""Validates records that arrive from outside, before they are stored or acted on: size, JSON, depth, numbers, text, schema.
+"""Validation of records from outside, before they are stored or acted on: size, JSON, depth, numbers, text, schema.
 
-Whatever is wrong with a record, `checked` raises DamagedFile with the reason. What passes can be stored, shown and computed with.
+An invalid record raises DamagedFile with the reason. A valid one can be stored, displayed and computed with.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.reports import SCHEMA, ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
 
-MAX_RECORD_BYTES = 1 << 20  # of a record
-MAX_COMMAND_BYTES = 64 << 10  # of a command other than a charter
-MAX_DEPTH = 16  # lists and dictionaries inside each other
+MAX_RECORD_BYTES = 1 << 20
+MAX_COMMAND_BYTES = 64 << 10  # except for a manifest
+MAX_DEPTH = 16  # nested lists and dictionaries
 _INT64_BOUND = 2**63
 _MAX_TIME_S = 1e11
-_MAX_REASON_CHARS = 300  # characters
+_MAX_REASON_CHARS = 300
 _MANIFEST_COMMAND = "charter"
 
 _Word = Annotated[str, Meta(max_length=64)]
@@ -30,7 +30,7 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class CommandRecord(msgspec.Struct, kw_only=True):
-    """What every record on commands.control has; charters and plans have more."""
+    """Fields that every record on commands.control has; manifests and plans have more."""
 
     command: _Word
     id: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -91,7 +91,7 @@ _EVENT_DETAILS: dict[str, type[msgspec.Struct]] = {
 
 
 def parse_record(data: bytes | None, max_bytes: int = MAX_RECORD_BYTES) -> dict[str, Any]:
-    """The JSON object in `data`, bounded in size and depth, with 64-bit integers and valid Unicode."""
+    """Parse a JSON object, limited in size and depth, with 64-bit integers and valid Unicode; DamagedFile otherwise."""
     data = data or b""
     if len(data) > max_bytes:
         raise DamagedFile(f"it has {len(data)} bytes, and at most {max_bytes} are allowed")
@@ -110,9 +110,9 @@ def parse_record(data: bytes | None, max_bytes: int = MAX_RECORD_BYTES) -> dict[
 def validate_record(
     topic: str, data: bytes | None, run: str | None = None, num_actors: int | None = None
 ) -> dict[str, Any]:
-    """The record of `topic` in `data`: of its schema and, where they are given, of this run and one of so many actors.
+    """Parse a record of `topic` and validate it against its schema and, where given, the run and the number of actors.
 
-    `topic` is the name without a prefix.
+    `topic` is the name without a prefix. Raises DamagedFile.
     """
     record = parse_record(data)
     try:
@@ -160,7 +160,7 @@ def _require_time(time_s: float) -> None:
 
 
 def _require_bounded(record: dict[str, Any]) -> None:
-    """Depth, integers and text, without recursion."""
+    """Check depth, integers and text, without recursion."""
     waiting: list[tuple[Any, int]] = [(record, 1)]
     while waiting:
         value, depth = waiting.pop()

@@ -1,6 +1,6 @@
-"""Rings of rows: what is to be saved, by which saves it is known already, and what rows.json says of it.
+"""Ring buffers of rows to be saved, the saves that they continue, and the schema of rows.json.
 
-docs/replay-format.md has the format; core/io/row_chunks.py writes and reads the rows.
+docs/replay-format.md describes the format; core/io/row_chunks.py writes and reads the rows.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from steppe.core.io.atomic_files import PLAIN_NAME
 
 FORMAT = 2
 ROWS, TAIL = "rows.json", "tail.rows"
-MAX_REMEMBERED_SAVES = 8  # saves that a ring knows itself to continue
+MAX_REMEMBERED_SAVES = 8  # earlier saves that a ring remembers as continued
 _DTYPES = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass
 class SaveHistory:
-    """The saves that a ring has only been appended to since: save id → rows added by then."""
+    """The saves since which a ring has only been appended to: save id → rows added by then."""
 
     saves: dict[str, int] = field(default_factory=dict)
 
     def reset(self) -> None:
-        """Rows have changed in another way: no earlier save says anything about them."""
+        """Forget all saves, after rows have changed in any way other than by appending."""
         self.saves.clear()
 
     def record_save(self, save: str, added: int) -> None:
-        """This save holds the ring as it is now."""
+        """Record that this save holds the ring as it is now."""
         self.saves[save] = added
         while len(self.saves) > MAX_REMEMBERED_SAVES:
             del self.saves[next(iter(self.saves))]
@@ -46,8 +46,8 @@ class SaveHistory:
 class Ring:
     """Columns [capacity, …] whose first `size` rows are filled; rows are appended at `cursor`, `added` counts them.
 
-    Shares the owner's memory: whoever writes it down does so before the next row is added. Without a history every save
-    writes it whole. Where rows are not filled in turn, `stamps` has what `added` was after each row was last written.
+    Shares the owner's memory, so it must be saved before the next row is added. Without a history every save writes all
+    rows. Where rows are not filled in order, `stamps` has the value of `added` after each row was last written.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Ring:
     stamps: np.ndarray | None = None
 
     def chunks_written_since(self, since: int, chunk_rows: int) -> set[int]:
-        """The chunks that have rows which were written after `since` of them had been added."""
+        """Return the chunks with rows that were written after `added` was `since`."""
         if self.stamps is not None:
             return set(np.unique(np.flatnonzero(self.stamps[: self.size] > since) // chunk_rows).tolist())
         fresh = min(self.added - since, self.capacity)
-        start = self.cursor - fresh  # negative: before the end of the ring
+        start = self.cursor - fresh  # negative: wraps around to the end of the ring
         stretches = [(start, self.cursor)] if start >= 0 else [(start + self.capacity, self.capacity), (0, self.cursor)]
         return {
             place
@@ -77,21 +77,23 @@ class Ring:
         return len(next(iter(self.columns.values())))
 
     def described(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """Name, dtype and shape of a row of each column."""
+        """Return name, dtype and row shape of each column."""
         return tuple((name, rows.dtype.name, rows.shape[1:]) for name, rows in self.columns.items())
 
 
 @dataclass(frozen=True)
 class NestedBundle:
-    """Rows that somebody else writes into a bundle, as a bundle within it: `begin(directory, the one before it, if any)`
-    returns what waits until they are on the disk."""
+    """Rows that another writer saves, as a bundle within a bundle.
+
+    `begin(directory, previous bundle or None)` starts the write and returns a function that blocks until it is on disk.
+    """
 
     name: str
     begin: Callable[[Path, Path | None], Callable[[], object]]
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stretch of rows: its columns lie one after the other from `offset` on, each with its own hash."""
+    """One range of rows: its columns are stored consecutively from `offset`, each with its own hash."""
 
     file: str
     offset: int
@@ -99,7 +101,7 @@ class ChunkRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ring as it was saved; `columns` are (name, dtype, shape of a row)."""
+    """A saved ring; `columns` are (name, dtype, row shape)."""
 
     name: str
     capacity: int
@@ -114,12 +116,12 @@ class RingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(FieldSpec(name, shape, dtype) for name, dtype, shape in self.columns)
 
     def spans(self) -> list[tuple[int, int]]:
-        """First and last + 1 row of each chunk."""
+        """Return the row range [low, high) of each chunk."""
         return [(low, min(self.size, low + self.chunk_rows)) for low in range(0, self.size, self.chunk_rows)]
 
 
 class RowsRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What rows.json says."""
+    """Contents of rows.json."""
 
     format: int
     id: str
@@ -127,7 +129,7 @@ class RowsRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decode_rows_record(path: Path, data: bytes) -> RowsRecord:
-    """What rows.json says, from its bytes; DamagedFile when that cannot be."""
+    """Decode and validate the bytes of rows.json; DamagedFile when they are invalid."""
     try:
         version = msgspec.json.decode(data, type=dict[str, Any]).get("format")
         if isinstance(version, int) and version > FORMAT:

@@ -1,10 +1,10 @@
-"""Columns too big to be written again with every save: in chunk files beside a bundle's other files, hashed by column.
+"""Columns too large to rewrite with every save: stored in chunk files inside a bundle, hashed by column.
 
-    rows.json     format, the save's id, and per ring: columns, fill, and where each chunk lies (core/io/rings.py)
-    tail.rows     what changes with every save: the chunk under each ring's cursor, and rings without a history
-    <id>-<n>.rows     one chunk that stays as it is until its ring comes round; the next saves link to the same file
+    rows.json     format, the save's id, and per ring: columns, fill, and the location of each chunk (core/io/rings.py)
+    tail.rows     rewritten by every save: the chunk under each ring's cursor, and rings without a history
+    <id>-<n>.rows     one chunk, unchanged until its ring wraps around; later saves link to the same file
 
-What is in a ring, and what a bundle is besides, is for others.
+The contents of a ring and the other files of a bundle are up to the callers.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from steppe.core.io.rings import (
 )
 
 CHUNK_BYTES = 16 << 20
-MAX_OPEN_FILES = 16  # that wait to be synced
-MAX_UNHASHED = 16  # columns of chunks that were read and wait to be hashed
-_RING_KEY = "#ring"  # stands in a tree for a ring that is written apart
-_BUNDLE_KEY = "#bundle"  # and for what somebody else writes, by its name
+MAX_OPEN_FILES = 16  # waiting to be synced
+MAX_UNHASHED = 16  # columns of chunks that were read but not hashed yet
+_RING_KEY = "#ring"  # placeholder in a tree for a ring that is written separately
+_BUNDLE_KEY = "#bundle"  # placeholder for a nested bundle, by its name
 
 
 def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = None) -> dict[str, bytes]:
@@ -62,7 +62,7 @@ def write_rows(directory: Path, rings: Sequence[Ring], before: Path | None = Non
 
 
 def read_rows(directory: Path, data: bytes) -> list[SavedRing]:
-    """The rings that rows.json (its checked bytes are `data`) describes, with every claim but the hashes checked."""
+    """Return the rings that rows.json describes (`data` is its verified content), validated except for the hashes."""
     record = decode_rows_record(directory / ROWS, data)
     ends: defaultdict[str, int] = defaultdict(int)
     for ring in record.rings:
@@ -82,7 +82,10 @@ class SavedRing:
     ends: Mapping[str, int]  # file → its size
 
     def read_into(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Read all rows into the beginning of these columns, which must have the saved shapes; DamagedFile names the first wrong one."""
+        """Read all rows into the beginning of these columns, which must have the saved shapes.
+
+        Raises DamagedFile that names the first corrupt column.
+        """
         self._require_files()
         with ThreadPoolExecutor(2) as worker:
             found: list[tuple[ChunkRecord, FieldSpec, int, int, Future[str]]] = []
@@ -96,10 +99,10 @@ class SavedRing:
         self._require_bools(columns)
 
     def check(self) -> None:
-        """Read everything and keep nothing; DamagedFile names the first column that is wrong."""
+        """Read and verify all rows without keeping them; DamagedFile names the first corrupt column."""
         if not self.record.size:
             return
-        self._require_files()  # their sizes say that the shapes can be
+        self._require_files()  # file sizes bound the shapes before anything is allocated
         scratch = {
             spec.name: np.empty((min(self.record.size, self.record.chunk_rows), *spec.shape), spec.dtype)
             for spec in self.record.fields()
@@ -132,7 +135,7 @@ class SavedRing:
             os.close(descriptor)
 
     def _open_chunk(self, chunk: ChunkRecord, path: Path, size: int) -> int:
-        """A descriptor of a plain file of that size. Never waits, as for the other end of a pipe."""
+        """Open a regular file of this size. Never blocks, for example on a FIFO."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -148,7 +151,7 @@ class SavedRing:
         raise DamagedFile(f"{path} is damaged: truncated, {found.st_size} bytes instead of {size}; it lacks {lost}")
 
     def _first_missing_rows(self, chunk: ChunkRecord, size: int) -> str:
-        """What a file that ends after `size` bytes is the first to lack, of this chunk."""
+        """Describe the first column and rows of this chunk that a file of `size` bytes lacks."""
         low, high = self.record.spans()[self.record.chunks.index(chunk)]
         end = chunk.offset
         for spec in self.record.fields():
@@ -166,7 +169,7 @@ class SavedRing:
             )
 
     def _require_bools(self, columns: Mapping[str, np.ndarray]) -> None:
-        """A truth value is 0 or 1, or else NumPy may say anything of it."""
+        """Check that booleans are 0 or 1: NumPy's behavior is undefined for other bytes."""
         for name, rows in columns.items():
             if rows.dtype == np.bool_ and rows[: self.record.size].view(np.uint8).max(initial=0) > 1:
                 raise DamagedFile(
@@ -175,11 +178,11 @@ class SavedRing:
 
 
 def write_nested_bundles(directory: Path, others: Sequence[NestedBundle], before: Path | None) -> None:
-    """Let others write their bundles into this one, all at the same time; everything is on the disk when this returns."""
+    """Write nested bundles into this one concurrently; return when everything is on disk."""
     known = {other.name: before / other.name for other in others if before is not None}
     waits = [other.begin(directory / other.name, known.get(other.name)) for other in others]
     first: Exception | None = None
-    for wait in waits:  # for all of them, whatever becomes of one: nobody writes there any more when this raises
+    for wait in waits:  # wait for all, even if one fails: no writer may be active when this raises
         try:
             wait()
         except Exception as error:  # noqa: BLE001 - raised below
@@ -189,7 +192,7 @@ def write_nested_bundles(directory: Path, others: Sequence[NestedBundle], before
 
 
 def check_nested_bundles(directory: Path) -> None:
-    """Read the bundles that others wrote into this one and keep nothing; DamagedFile names the first that is wrong."""
+    """Read and verify the nested bundles of this one without keeping them; DamagedFile names the first corrupt one."""
     for bundle in sorted(path for path in directory.iterdir() if path.is_dir()):
         files = read_bundle(bundle)
         for ring in read_rows(bundle, files[ROWS]) if ROWS in files else ():
@@ -197,7 +200,7 @@ def check_nested_bundles(directory: Path) -> None:
 
 
 def extract_rings(tree: Any, rings: list[Ring], others: list[NestedBundle] | None = None) -> Any:
-    """The tree with a place in it for each ring, which goes to the end of the list; the same for what others write."""
+    """Replace rings, and nested bundles if `others` is given, by placeholders; append them to the lists."""
     if isinstance(tree, Ring):
         rings.append(tree)
         return {_RING_KEY: len(rings) - 1}
@@ -212,7 +215,7 @@ def extract_rings(tree: Any, rings: list[Ring], others: list[NestedBundle] | Non
 
 
 def insert_rings(tree: Any, rings: Sequence[SavedRing], directory: Path | None = None) -> Any:
-    """The tree with saved rings, and paths of what others wrote into the directory, where `take_out` left places."""
+    """Replace the placeholders of `extract_rings` by saved rings and by paths of nested bundles in `directory`."""
     if isinstance(tree, dict):
         if tree.keys() == {_BUNDLE_KEY} and directory is not None:
             bundle = directory / str(tree[_BUNDLE_KEY])
@@ -229,7 +232,7 @@ def insert_rings(tree: Any, rings: Sequence[SavedRing], directory: Path | None =
 
 
 class _ChunkWriter:
-    """Writes chunks into one directory while a thread hashes them and another syncs the files that are complete."""
+    """Writes chunks into one directory while two worker threads hash the chunks and sync complete files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -241,7 +244,7 @@ class _ChunkWriter:
         self._files = 0
 
     def ring(self, ring: Ring, known: RingRecord | None, before: Path | None) -> Any:
-        """Write what changed, and return what makes the record once all hashes are there."""
+        """Write the changed chunks; return a function that builds the record once all hashes are known."""
         row_bytes = sum(rows[:1].nbytes for rows in ring.columns.values()) if ring.size else 1
         record = RingRecord(
             ring.name, ring.capacity, ring.size, ring.cursor, ring.added, _chunk_rows(row_bytes), ring.described(), ()
@@ -256,14 +259,14 @@ class _ChunkWriter:
         return lambda: msgspec.structs.replace(record, chunks=tuple(chunk() for chunk in chunks))
 
     def finish(self) -> None:
-        """Write what goes into the common file; everything is on the disk when this returns."""
+        """Write the common file of open chunks; everything is on disk when this returns."""
         if self._tail:
             self._write(TAIL, [rows for part in self._tail for rows in part])
         for future in self._synced:
             future.result()
 
     def _chunk(self, ring: Ring, record: RingRecord, low: int, high: int) -> Any:
-        # Columns that do not lie in one piece are copied, a chunk at a time.
+        # Copies columns that are not contiguous, a chunk at a time.
         rows = [np.ascontiguousarray(column[low:high]) for column in ring.columns.values()]
         digests = [self.workers.submit(_sha256, part) for part in rows]
         full = min(low + record.chunk_rows, record.capacity) == high
@@ -280,7 +283,7 @@ class _ChunkWriter:
         return lambda: ChunkRecord(name, offset, tuple(digest.result() for digest in digests))
 
     def _link_chunk(self, chunk: ChunkRecord, before: Path, size: int) -> Any:
-        """The same file again; None where it has come to harm, so that it is written anew."""
+        """Link the chunk file of the previous save; None if it is missing or has the wrong size: rewrite it."""
         source = before / chunk.file
         if not source.is_file() or source.stat().st_size != size:
             return None
@@ -304,7 +307,7 @@ class _ChunkWriter:
 
 
 def _unchanged_chunks(ring: Ring, now: RingRecord, known: RingRecord | None) -> frozenset[int]:
-    """The chunks with files of their own into which no row has been written since."""
+    """Return the chunks with files of their own whose rows were not written since the earlier save."""
     if known is None or now.chunk_rows != known.chunk_rows:
         return frozenset()
     touched = ring.chunks_written_since(known.added, now.chunk_rows)
@@ -312,7 +315,7 @@ def _unchanged_chunks(ring: Ring, now: RingRecord, known: RingRecord | None) -> 
 
 
 def _continued(ring: Ring, known: RowsRecord | None) -> RingRecord | None:
-    """What the earlier save says of this ring, if the ring has only been appended to since."""
+    """Return the earlier save's record of this ring, if the ring has only been appended to since."""
     if known is None or ring.history is None or known.id not in ring.history.saves:
         return None
     for record in known.rings:
@@ -323,7 +326,7 @@ def _continued(ring: Ring, known: RowsRecord | None) -> RingRecord | None:
 
 
 def _read_record(before: Path | None) -> RowsRecord | None:
-    """What an earlier bundle says; nothing where there is none, or none that can be trusted."""
+    """Read rows.json of an earlier bundle; None if there is none or it is corrupt."""
     if before is None:
         return None
     try:
@@ -333,12 +336,12 @@ def _read_record(before: Path | None) -> RowsRecord | None:
 
 
 def _chunk_rows(row_bytes: int) -> int:
-    """A power of two, so that a chunk has about CHUNK_BYTES."""
+    """Return the rows per chunk: a power of two, so that a chunk has about CHUNK_BYTES."""
     return int(1 << (max(1, CHUNK_BYTES // max(1, row_bytes)).bit_length() - 1))
 
 
 def _as_bytes(rows: np.ndarray) -> memoryview:
-    assert rows.flags.c_contiguous  # or else this would be a copy, and what is read into it lost
+    assert rows.flags.c_contiguous  # otherwise this is a copy, and data read into it is lost
     return rows.reshape(-1).view(np.uint8).data
 
 

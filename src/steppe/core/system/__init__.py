@@ -1,1 +1,1 @@
-"""The process and the machine: threads, seeds, clocks, shared directories, run-time type checks."""
+"""Process and machine: threads, seeds, clocks, shared directories, run-time type checks."""

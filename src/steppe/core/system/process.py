@@ -1,4 +1,4 @@
-"""What the system says about a process: its size, and whether the kernel ran out of memory."""
+"""Process information from the operating system: resident memory and out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OOM = Path("/sys/fs/cgroup/memory.events")
 
 
 def rss_bytes(pid: int | str = "self") -> int | None:
-    """Resident memory of a process; None where the system does not say or the process is gone."""
+    """Return the resident memory of a process; None where the system does not report it or the process has exited."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as statm:
             return int(statm.read().split()[1]) * _PAGE
@@ -19,7 +19,7 @@ def rss_bytes(pid: int | str = "self") -> int | None:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed something in this control group for want of memory; 0 where it does not say."""
+    """Return the number of out-of-memory kills in this control group; 0 where the system does not report it."""
     try:
         lines = _OOM.read_text().splitlines()
     except OSError:
@@ -28,5 +28,5 @@ def oom_kills() -> int:
 
 
 def format_mib(size: int | None) -> str:
-    """A size in words."""
+    """Format a size for messages."""
     return "an unknown size" if size is None else f"{size >> 20} MiB"

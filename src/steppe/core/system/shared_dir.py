@@ -1,7 +1,8 @@
-"""Rooms: private directories of mapped files and bells, by which the processes of one machine share memory.
+"""Shared directories: private directories of mapped files and wakeups, shared by the processes of one machine.
 
-Plain files (in /dev/shm where there is one) are used instead of `multiprocessing.shared_memory`, which unlinks a segment
-when any process that attached to it exits. Whoever makes a room removes it; what lies in it is drawn where it is used.
+Plain files (in /dev/shm where it exists) are used instead of `multiprocessing.shared_memory`, which unlinks a segment
+when any process that attached to it exits. The process that makes a directory removes it. The memory layout of each
+file is drawn in the module that uses it.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from pathlib import Path
 from steppe.core.contracts.errors import UsageError
 
 _fence_lock = threading.Lock()
-owned_dirs: dict[Path, int] = {}  # rooms this process made, with the handle that holds the lock
+owned_dirs: dict[Path, int] = {}  # directories that this process made, with the descriptor that holds the lock
 
 
 def memory_fence() -> None:
-    """Order the writes before against those after, for readers on other cores (a lock's atomics are full barriers)."""
+    """Order earlier writes before later ones, for readers on other cores (a lock's atomics are full barriers)."""
     with _fence_lock:
         pass
 
 
 def make_shared_dir(run: str, nbytes: int, *, base: Path | None = None) -> Path:
-    """A fresh private directory with place for `nbytes`, under `base`, or in shared memory if that is large enough.
+    """Make a private directory where `nbytes` are free, under `base`, or in shared memory if that is large enough.
 
-    The maker holds a lock on it for life, by which `sweep` knows abandoned rooms. A write past the end of a full
-    filesystem would be a bus error, hence the check beforehand.
+    The process holds a lock on it until it removes it or exits, by which `remove_abandoned_dirs` recognizes abandoned
+    directories. A write past the end of a full filesystem would be a bus error, hence the check beforehand.
     """
     choice = (Path("/dev/shm"), Path(tempfile.gettempdir())) if base is None else (base,)
     bases = [path for path in choice if path.is_dir()]
@@ -52,7 +53,7 @@ def make_shared_dir(run: str, nbytes: int, *, base: Path | None = None) -> Path:
 
 
 def _lock_new_dir(directory: Path) -> int | None:
-    """Lock a new room; None when another process swept it in the moment before the lock was ours."""
+    """Lock a new directory; None if another process removed it as abandoned before it was locked."""
     try:
         owner = os.open(directory / "owner", os.O_CREAT | os.O_RDWR, 0o600)
     except FileNotFoundError:
@@ -65,14 +66,14 @@ def _lock_new_dir(directory: Path) -> int | None:
 
 
 def remove_shared_dir(directory: Path) -> None:
-    """Remove a room and everything in it; mappings that are still open stay usable."""
+    """Remove a shared directory with all its files; open mappings stay usable."""
     shutil.rmtree(directory, ignore_errors=True)
     if directory in owned_dirs:
         os.close(owned_dirs.pop(directory))
 
 
 def remove_abandoned_dirs(base: Path) -> None:
-    """Remove the rooms of makers that died without removing them."""
+    """Remove the shared directories of processes that died without removing them."""
     for path in base.glob("steppe-*/owner"):
         if path.parent in owned_dirs:
             continue
@@ -82,8 +83,11 @@ def remove_abandoned_dirs(base: Path) -> None:
 
 
 def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> mmap.mmap:
-    """Map a file, creating it with `size` zero bytes when a size is given. Pages cost nothing until touched, unless they
-    are reserved: then a full filesystem is an OSError here and not a bus error later, and the first touch is no slower."""
+    """Map a file, creating it with `size` zero bytes when a size is given.
+
+    Pages cost nothing until touched, unless `reserve`: then a full filesystem is an OSError here and not a bus error
+    later, and the first touch is no slower.
+    """
     flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0)
     handle = os.open(path, flags, 0o600)
     try:
@@ -98,7 +102,7 @@ def map_file(path: Path, size: int | None = None, *, reserve: bool = False) -> m
 
 
 class Wakeup:
-    """Wakes one role: `ring` from anywhere, `wait` by its owner. A bell rung before the wait is not missed."""
+    """Wakes one role: any process calls `ring`, the owner calls `wait`. A wakeup before the wait is not missed."""
 
     def __init__(self, path: Path) -> None:
         with contextlib.suppress(FileExistsError):
@@ -108,11 +112,11 @@ class Wakeup:
         self._poll.register(self._handle, select.POLLIN)
 
     def ring(self, word: bytes = b"!") -> None:
-        with contextlib.suppress(BlockingIOError):  # full of rings already: the role will wake
+        with contextlib.suppress(BlockingIOError):  # the FIFO is full: the role will wake anyway
             os.write(self._handle, word)
 
     def wait(self, timeout_s: float) -> bytes:
-        """Return when the bell has rung since the last wait, with the words of all rings, or after `timeout_s`."""
+        """Block until a `ring` since the last wait, or for `timeout_s`; return the bytes of all rings."""
         return os.read(self._handle, 65536) if self._poll.poll(timeout_s * 1000) else b""
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the time goes: named phases that add up to everything, and the clock of a run."""
+"""Time accounting: named phases that add up to the total time, and the clock of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class PhaseTimer:
-    """Charges all time to one phase at a time; `switch` ends one and begins the next (about 100 ns)."""
+    """Attributes all time to one phase at a time; `switch` ends one phase and begins the next (about 100 ns)."""
 
     def __init__(self, *names: str, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = dict.fromkeys(names, 0.0)
@@ -16,20 +16,20 @@ class PhaseTimer:
         self._since = clock()
 
     def switch(self, phase: str) -> None:
-        """Charge the time since the last switch to the old phase and enter `phase`."""
+        """Add the time since the last switch to the old phase and enter `phase`."""
         now = self._clock()
         self.seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
     def shares(self) -> dict[str, float]:
-        """Each phase's share of all time so far."""
+        """Return each phase's share of the total time so far."""
         self.switch(self._phase)
         total = sum(self.seconds.values()) or 1.0
         return {name: seconds / total for name, seconds in self.seconds.items()}
 
 
 class RunClock:
-    """Seconds on the machine's monotonic clock, less what was spent inside `paused` (evaluation on `inline`)."""
+    """Seconds on the machine's monotonic clock, minus the time given to `exclude` (evaluation on `inline`)."""
 
     def __init__(self) -> None:
         self._excluded = 0.0
@@ -38,5 +38,5 @@ class RunClock:
         return time.monotonic() - self._excluded
 
     def exclude(self, seconds: float) -> None:
-        """Leave out time that was not training."""
+        """Subtract time that was not training."""
         self._excluded += seconds

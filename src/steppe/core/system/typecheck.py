@@ -1,4 +1,4 @@
-"""Run-time type checks for the public surface, which also takes NumPy's and torch's numbers. Hot paths go without."""
+"""Run-time type checks for the public API, which also accepts NumPy and torch numbers. Hot paths are not checked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from steppe.core.contracts.errors import ConfigError
 T = TypeVar("T")
 _NUMBER = re.compile(r"\b(int|float|bool)\b")
 
-# A wrong argument is the caller's mistake and reads like the others; a wrong return value is ours. An int is a fine float.
+# A wrong argument is the caller's mistake, hence a ConfigError; a wrong return value is a bug. An int is a valid float.
 _typed = beartype(conf=BeartypeConf(violation_param_type=ConfigError, is_color=False, is_pep484_tower=True))
 
 
 def typechecked(target: T) -> T:
-    """Check the arguments of a function, or of a class's methods, by their annotations. Where a number is asked for, one of
-    NumPy's or torch's is converted first."""
+    """Check the arguments of a function, or of a class's methods, against their annotations.
+
+    Where the annotation is a number, a NumPy or torch number is converted first.
+    """
     found: Any = _typed(target)  # type: ignore[type-var]
     if not isinstance(found, type):
         return _convert_numbers(found)  # type: ignore[return-value]
@@ -34,7 +36,7 @@ def typechecked(target: T) -> T:
 
 
 def to_python_number(value: Any) -> Any:
-    """A NumPy scalar, or an array or tensor without axes, as a Python number; anything else as it is."""
+    """Convert a NumPy scalar, or an array or tensor without axes, to a Python number; return others unchanged."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) or type(value).__module__ == "torch":
