@@ -32,7 +32,7 @@ KINDS: dict[type[Report], str] = {
     EvaluationReport: "evaluation",
     EventReport: "event",
 }
-MAX_PENDING_LINES = 10_000  # what waits for free space on a full disk
+MAX_PENDING_LINES = 10_000  # lines that wait for free space on a full disk
 _TOPICS = {"training": TRAINING, "actor": ACTORS, "evaluation": EVALUATIONS}  # the rest are events
 
 

@@ -1,1 +1,1 @@
-"""How segments and weights travel: one module or subpackage per medium, each with a Channel and a WeightStore."""
+"""How segments, weights and shared tables travel: one module or subpackage per medium."""

@@ -24,7 +24,7 @@ from steppe.core.contracts.transport import Role
 from steppe.core.io.atomic_files import write_atomic
 
 INTERVAL_S = 0.005
-WRITE_EVERY_S = 10.0  # what kill -9 may lose
+WRITE_EVERY_S = 10.0  # at most this much is lost by kill -9
 MAX_STACK_DEPTH = 100  # of a stack, from the role's step on
 MAX_STACKS = 20_000
 WAITING, DEEPER = "(waiting)", "(deeper)"
@@ -72,7 +72,7 @@ class Sampler:
     """Samples the main thread inside its with block, which may be entered again. `write` saves the samples so far.
 
     Time outside any role's step is charged to the role `waiting`, or not at all. Samples of earlier attempts of the run
-    are added to.
+    are kept.
     """
 
     def __init__(self, directory: Path, waiting: str | None = None) -> None:

@@ -465,7 +465,7 @@ class KafkaReader:
         account.unreported_releases += 1
         if account.unreported_releases >= self._report_every:
             self._tell(segment.header.actor, account)
-        self._spare.append(Segment(segment.spec, segment.columns))  # whoever still uses the segment keeps its header
+        self._spare.append(Segment(segment.spec, segment.columns))  # users of the old object keep its header
 
     def place(self, actor: int, shift: int) -> None:
         """Report to an actor the `shift` from its next sequence number to the round that this segment is for."""

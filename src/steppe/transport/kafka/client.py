@@ -72,7 +72,7 @@ class KafkaConnection:
         return self.run.partition("~")[0]
 
     def ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-        """Return first and end offset of this run's messages; of the whole partition if the topic was recreated."""
+        """Return first and end offset of what may be this run's; of the whole partition if the topic was recreated."""
         low, high = get_watermarks(consumer, topic, partition)
         begun = max((offset for name, number, offset in self.since if (name, number) == (topic, partition)), default=0)
         return (max(low, begun) if begun <= high else low), high
@@ -136,8 +136,8 @@ class KafkaConnection:
     def _client(self) -> dict[str, Any]:
         if self.config.address is None:
             raise ConfigError("runtime 'kafka' needs the brokers' address: --kafka HOST:PORT, or kafka.address")
-        # Not "rebootstrap": while all brokers are down, the client would forget those it knows, among them the group's
-        # coordinator; committing a transaction's offsets then fails for a minute after the coordinator is back.
+        # Not "rebootstrap": while all brokers are down, the client would drop those it knows, among them the group's
+        # coordinator, to which a transaction's offsets would still be sent for a minute after it is back.
         quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 500, "metadata.recovery.strategy": "none"}
         known = {"bootstrap.servers": self.config.address, "client.id": "steppe", "error_cb": _on_client_error}
         return {**known, **quick, "log_level": 2, "topic.metadata.propagation.max.ms": 5_000, **security(self.config)}
@@ -286,7 +286,7 @@ def topic_id(connection: KafkaConnection) -> str:
 
 
 def partition_of(run: str, actor: int, num_partitions: int) -> int:
-    """Return the partition of an actor's segments: consecutive actors in different ones, starting at a run's own."""
+    """Return the partition of an actor's segments, which spreads consecutive actors, and runs, over partitions."""
     return (zlib.crc32(run.encode()) + actor) % num_partitions
 
 
