@@ -46,7 +46,7 @@ class TimeShares:
     # the rest
     evaluation: float = 0.0  # of training time
     dropped: float = 0.0  # of all segments, because they were too old
-    refused: float = 0.0  # relative to segments learned from: rejected because of invalid values
+    refused: float = 0.0  # of all segments, because of invalid values
     busy: float = 1.0  # average number of roles working at the same time
     used_cores: float | None = None
     cores: int = 1
