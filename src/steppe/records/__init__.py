@@ -1,1 +1,1 @@
-"""What a run leaves behind: its directory, messages and state, curves, checkpoints, pictures. Reads and writes, never trains."""
+"""What a run leaves on disk: directory, messages and status, metrics, checkpoints, profiles, videos. Trains nothing."""

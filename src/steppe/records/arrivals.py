@@ -1,11 +1,12 @@
 """arrivals.jsonl: which segments an async learner took, in which groups, so that its learning can be repeated.
 
-    {"begin": {"steps": 200000, "env_steps": 0, "updates": 0}}       a life of the run: its first, or one that resumed
-    {"take": [[actor, sequence, version, kept], …]}                  one intake; what was not kept was too old
+    {"begin": {"steps": 200000, "env_steps": 0, "updates": 0}}       an attempt of the run: its first, or a resumed one
+    {"take": [[actor, sequence, version, kept], …]}                  one group; segments that were not kept were too old
     {"mark": {"env_steps": …, "updates": …, "version": …, "weights_sha256": …}}     the learner at a checkpoint
 
-The learner is the only writer. A line reaches the system before its segments are learned from, and the disk with each mark, so
-a kill loses nothing that matters. A checkpoint knows the length of the log behind its mark; resuming cuts the log there.
+The learner is the only writer. A line is passed to the kernel before its segments are learned from, and synced to disk
+with each mark, so a kill loses nothing that matters. A checkpoint stores the length of the log after its mark; resuming
+truncates the log there.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Arrival(NamedTuple):
 
     actor: int
     sequence: int
-    version: int  # of the weights it was collected with
+    version: int  # of the weights that it was collected with
     kept: bool = True
 
 
 class AttemptStart(msgspec.Struct, frozen=True):
-    """Where a life of the run began, and how many steps it was asked for."""
+    """Where an attempt of the run began, and how many steps it was asked for."""
 
     steps: int | None
     env_steps: int = 0
@@ -49,7 +50,7 @@ class LearnerMark(msgspec.Struct, frozen=True):
 
 @dataclass
 class RunAttempt:
-    """What a run did from its beginning, or from a checkpoint, up to its newest mark."""
+    """What a run did from its start, or from a checkpoint, up to its newest mark."""
 
     begin: AttemptStart
     intakes: list[list[Arrival]] = field(default_factory=list)
@@ -63,10 +64,10 @@ class _LogEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ArrivalLog:
-    """The writer. When the disk refuses a line, `complain` is called once and the log stays as it was at its last mark."""
+    """The writer. If a line cannot be written, `complain` is called once and recording stops."""
 
     def __init__(self, path: Path, length: int, complain: Callable[[str], object]) -> None:
-        """`length` is where to go on: 0 for a new log, otherwise what `mark` returned for the checkpoint."""
+        """`length` is where to continue: 0 for a new log, otherwise what `mark` returned for the checkpoint."""
         self._path, self._on_write_error = path, complain
         self._kept = True
         try:
@@ -78,22 +79,22 @@ class ArrivalLog:
             self._stop_recording(error.strerror or str(error))
 
     def begin(self, steps: int | None, env_steps: int, updates: int) -> None:
-        """A life of the run begins."""
+        """Record the start of an attempt."""
         self._write("begin", AttemptStart(steps, env_steps, updates))
 
     def take(self, arrivals: Sequence[Arrival]) -> None:
-        """One intake."""
+        """Record one group of segments."""
         self._write("take", arrivals)
 
     def mark(self, mark: LearnerMark) -> int:
-        """The learner is about to be written down; returns how long the log is, -1 when it could not be kept."""
+        """Record the learner at a checkpoint, synced to disk; return the log's length, -1 if recording has stopped."""
         return self._write("mark", mark, synced=True)
 
     def _write(self, kind: str, value: object, *, synced: bool = False) -> int:
         if not self._kept:
             return -1
         try:
-            with open(self._path, "ab") as file:  # anew for each line: nothing is left open, whatever ends the learner
+            with open(self._path, "ab") as file:  # reopened per line: nothing stays open if the learner dies
                 file.write(msgspec.json.encode({kind: value}) + b"\n")
                 file.flush()
                 if synced:
@@ -109,7 +110,7 @@ class ArrivalLog:
 
 
 def read_arrivals(path: Path) -> list[RunAttempt]:
-    """The lives that came to a mark; what follows the last mark, also half a line of a killed writer, is left out."""
+    """Return the attempts that reached a mark, each up to its newest mark; the rest is ignored, also a partial line."""
     lives: list[RunAttempt] = []
     pending: list[list[Arrival]] = []
     for number, line in enumerate(_whole_lines(path), start=1):
@@ -142,7 +143,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def _require_contiguous(path: Path, lives: list[RunAttempt]) -> None:
-    """Each actor's segments are numbered 0, 1, 2, …; otherwise they cannot be collected again."""
+    """Raise DamagedFile unless each actor's segments are numbered 0, 1, 2, …: others cannot be collected again."""
     expected: dict[int, int] = {}
     for arrival in (arrival for life in lives for intake in life.intakes for arrival in intake):
         due = expected.get(arrival.actor, 0)

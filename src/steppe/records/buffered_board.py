@@ -1,4 +1,4 @@
-"""A Board that never fails for want of room: what the disk does not take waits in memory."""
+"""A Board that does not fail when the disk is full: records wait in memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from steppe.core.contracts.errors import DiskFull
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import EVENTS, Board
 
-MAX_BUFFERED_RECORDS = 2_000  # records; an hour of one role's reports
+MAX_BUFFERED_RECORDS = 2_000  # an hour of one role's reports
 
 
 class BufferedBoard:
-    """Posts to another Board, in order. Without room, records wait for the next post; the oldest are given up beyond
-    `limit`, and counted in the event log once there is room again."""
+    """Posts to another Board, in order. When the disk is full, records wait for the next post.
+
+    Beyond `limit`, the oldest are dropped; the event log gets their number once there is free space again.
+    """
 
     def __init__(self, board: Board, limit: int = MAX_BUFFERED_RECORDS) -> None:
         self._board, self._limit = board, limit
@@ -22,19 +24,19 @@ class BufferedBoard:
         self.num_dropped = 0
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
-        """The record's number, or 0 while it waits."""
+        """Append a record and return its number; 0 while it waits."""
         self._waiting.append((topic, record))
         return self.flush()
 
     def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
-        """What has reached the board; nothing where even reading needs room that is not there."""
+        """Return the records that have reached the board; none if the disk is too full even to read."""
         try:
             return self._board.read(topic, after, limit)
         except DiskFull:
             return []
 
     def flush(self) -> int:
-        """Post what waits as far as there is room; returns the last number, 0 when something still waits."""
+        """Post waiting records as far as disk space allows; return the last number, 0 if records still wait."""
         number = 0
         try:
             while self._waiting:

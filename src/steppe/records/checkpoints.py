@@ -1,13 +1,13 @@
-"""Checkpoints: numbered bundles, written whole or not at all, the newest few kept and the best one besides.
+"""Checkpoints: numbered bundles, written atomically. The newest few are kept, and the best one as well.
 
     checkpoints/00000012/   weights.safetensors   state.bin   counters.json   manifest.json   rows.json   *.rows
-    checkpoints/00000012/replay-0/   what a replay role wrote (replay/store/files.py), where replay lies in roles of its own
+    checkpoints/00000012/replay-0/   written by a replay role (replay/store/files.py), if the run has replay roles
     checkpoints/best/00000009/   weights.safetensors   counters.json   manifest.json
 
-The learner writes the first kind and the manager the second: each directory has one writer.
-`state.bin` is whatever tree the learner needs to go on exactly (core/io/codec.py); a replay's columns are in `*.rows`, which a
-checkpoint shares with the one before it as far as they have not changed (core/io/row_chunks.py). A checkpoint that is damaged, from
-another run or of a newer format is named and the one before it is used.
+The learner writes the first kind and the manager the best one: each directory has one writer.
+`state.bin` is the tree that the learner needs for an exact resume (core/io/codec.py). A replay buffer's columns are in
+`*.rows`; a checkpoint shares them with the previous one as far as they have not changed (core/io/row_chunks.py). A
+checkpoint that is damaged, from another run or of a newer format is reported, and the previous one is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"\d{8,}")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint that was read and found whole; `damaged` are newer ones that were not, in words."""
+    """A checkpoint that was read and is valid; `damaged` describes newer ones that are not."""
 
     path: Path
     number: int
@@ -53,7 +53,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One line of a list of checkpoints; `damage` is None for a healthy one."""
+    """One row in a list of checkpoints; `damage` is None for a valid one."""
 
     path: Path
     number: int
@@ -65,10 +65,10 @@ class CheckpointInfo:
 
 
 class Checkpoints:
-    """The checkpoints of one run. One process saves, one saves the best, any may read."""
+    """The checkpoints of one run. One process calls `save`, one `save_best`; any may read."""
 
     def __init__(self, directory: Path, keep: int = 3, run: str | None = None) -> None:
-        """With `run`, a run's key: checkpoints carry it, and those that carry another are not taken for this run's."""
+        """`run` is a run's key: checkpoints store it, and those of another run are rejected."""
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
         self.directory = directory
@@ -76,7 +76,7 @@ class Checkpoints:
         self._run = run
 
     def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
-        """Write the next checkpoint, then remove those beyond the newest `keep`. The old ones stay if writing fails."""
+        """Write the next checkpoint, then remove all but the newest `keep`. Nothing is removed if writing fails."""
         rings: list[Ring] = []
         others: list[NestedBundle] = []
         plain = row_chunks.extract_rings(state, rings, others)
@@ -84,29 +84,32 @@ class Checkpoints:
         return _append(self.directory, files, self._keep, rings, others)
 
     def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
-        """Keep weights as the best so far, in place of the best before them; `save` never removes it."""
+        """Store weights as the best so far, replacing the previous best; `save` never removes them."""
         known = {"score": score, **codec.counters(weights), **(counters or {})}
         files = {WEIGHTS: weights_bytes(weights), COUNTERS: self._about(known)}
         return _append(self.directory / "best", files, 1)
 
     def latest(self, *, whole: bool = True) -> Checkpoint | None:
-        """The newest checkpoint that is whole, with the damaged ones that were passed over; None when there is none.
+        """Return the newest valid checkpoint, with the damaged ones that were skipped; None if there is none.
 
-        DamagedFile when there are some and none of them is whole. Who wants no more than the weights does without `whole`:
-        a replay's columns, which can be gigabytes, are then not looked at.
+        DamagedFile if there are checkpoints and none is valid. Pass `whole=False` if only the weights are needed: a
+        replay buffer's columns, which can be gigabytes, are then not checked.
         """
         return _newest(self.directory, self._run, whole=whole)
 
     def at(self, number: int) -> Checkpoint:
-        """The checkpoint of that number; DamagedFile when it is not whole. A replay's columns are checked as they are read."""
+        """Return the checkpoint of that number. DamagedFile if it is not valid.
+
+        A replay buffer's columns are checked as they are read.
+        """
         return _load(number, self.directory / f"{number:08d}", self._run)
 
     def best(self) -> Checkpoint | None:
-        """The best weights so far, with `counters["score"]`; its state is empty."""
+        """Return the best weights so far, with `counters["score"]`; the state is empty."""
         return _newest(self.directory / "best", self._run, whole=True)
 
     def list(self) -> list[CheckpointInfo]:
-        """Every checkpoint, oldest first, the best last, each read in full to know its health."""
+        """Return every checkpoint, oldest first, the best last; each is read in full to validate it."""
         best = self.directory / "best"
         numbered = [_describe(number, path, self._run, best=False) for number, path in _numbered(self.directory)]
         return numbered + [_describe(number, path, self._run, best=True) for number, path in _numbered(best)]
@@ -116,7 +119,7 @@ class Checkpoints:
 
 
 def _numbered(directory: Path) -> list[tuple[int, Path]]:
-    """Oldest first; empty where there is no directory."""
+    """Return the numbered checkpoints, oldest first; empty if there is no such directory."""
     if not directory.is_dir():
         return []
     return sorted((int(path.name), path) for path in directory.iterdir() if _NUMBER.fullmatch(path.name))
@@ -151,7 +154,7 @@ def save_weights(path: Path, weights: Weights) -> None:
 
 
 def load_weights(path: Path) -> Weights:
-    """Weights from a file of `save_weights`; DamagedFile when it is not one."""
+    """Read weights from a file of `save_weights`. DamagedFile if it is not one."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -160,7 +163,7 @@ def load_weights(path: Path) -> Weights:
 
 
 def weights_bytes(weights: Weights) -> bytes:
-    """Weights as the bytes of a safetensors file."""
+    """Return weights as the bytes of a safetensors file."""
     from safetensors.numpy import save
 
     rows = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
@@ -169,7 +172,7 @@ def weights_bytes(weights: Weights) -> bytes:
 
 
 def weights_from(data: bytes, where: str) -> Weights:
-    """Weights from the bytes of a safetensors file, checked against the layout and hash in its metadata."""
+    """Read weights from the bytes of a safetensors file, verified against the layout and hash in its metadata."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -191,7 +194,7 @@ def _to_weights(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Weights
         raise ValueError(f"format {about['format']} is newer than {FORMAT}, the newest this version of Steppe reads")
     rows = about["layout"]
     layout = codec.validate_layout(rows, max((row[3] + arrays[row[0]].nbytes for row in rows), default=0))
-    # The places come from the file: no more memory than its arrays and the widest gap between cache lines.
+    # The offsets come from the file: allocate no more than its arrays and a bounded gap per array.
     if layout.nbytes > sum(array.nbytes for array in arrays.values()) + _GAP_BYTES * len(rows):
         raise ValueError("its layout has holes that are too wide")
     buffer = np.zeros(layout.nbytes, np.uint8)
@@ -260,7 +263,7 @@ def _describe(number: int, path: Path, run: str | None, *, best: bool) -> Checkp
 
 
 def _remove(path: Path) -> None:
-    """Out of the readers' sight first, so that one that is half removed is never taken for a damaged one."""
+    """Rename the checkpoint before removing it, so that no reader takes a partly removed one for a damaged one."""
     doomed = path.with_name(f".{path.name}.old.tmp")
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What two runs do not have in common: configuration with its sources, versions, machine, project, results."""
+"""Differences between two runs: configuration with its sources, versions, machine, project, results."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from steppe.records.run_directory import RunDirectory
 
-RUN_IDENTITY_KEYS = ("name", "run_dir")  # what tells any two runs apart
-REPEATED = ("env", "algo", "runtime", "mode", "actors", "envs", "seed", "rerun_of")  # in a summary, though known before
+RUN_IDENTITY_KEYS = ("name", "run_dir")  # differ between any two runs
+REPEATED = ("env", "algo", "runtime", "mode", "actors", "envs", "seed", "rerun_of")  # in summaries, but no results
 
 Pair = tuple[Any, Any]
 
 
 def compare_runs(one: RunDirectory, other: RunDirectory) -> dict[str, Any]:
-    """Section → key → the two values; in `config` each value is a dictionary with its source. Absent is None."""
+    """Return section → key → both values, None if absent; in `config`, each value is a dictionary with its source."""
     records = one.record, other.record
     return {
         "runs": (one.id, other.id),
@@ -27,7 +27,7 @@ def compare_runs(one: RunDirectory, other: RunDirectory) -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Pair]:
-    """The keys under which two mappings hold different values, in the order of the first."""
+    """Return the keys whose values differ, in the order of the first mapping."""
     return {key: (one.get(key), other.get(key)) for key in {**one, **other} if one.get(key) != other.get(key)}
 
 
@@ -41,7 +41,7 @@ def _settings(*runs: RunDirectory) -> dict[str, Pair]:
 
 
 def _project(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's commit, the thread settings, and what the run was made from."""
+    """The user's commit, the thread settings, and what the run was created from."""
     about = {key: record[key] for key in ("rerun_of", "init_from", "cwd") if key in record}
     return {**_flat("git", record.get("git")), **_flat("threads", record.get("threads")), **about}
 

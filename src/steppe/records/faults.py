@@ -1,4 +1,4 @@
-"""faults/NNN.bin: how an environment that raised came to it, for `steppe reproduce`. Each is whole or absent."""
+"""faults/NNN.bin: how an environment came to raise an exception, for `steppe reproduce`. Written atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Faults:
         self._run = run
 
     def save(self, circumstances: dict[str, Any]) -> dict[str, str]:
-        """Write a fault down under the next free number; returns where it is and how to see it again."""
+        """Write a fault under the next free number; return its path and the command that reproduces it."""
         room = self._run.faults
         room.mkdir(exist_ok=True)
         aside = room / f".{os.getpid()}.part"
@@ -33,17 +33,17 @@ class Faults:
             path = _link_next_free(aside, room, max(self.numbers(), default=0) + 1)
         finally:
             aside.unlink()
-        command = f"steppe reproduce {self._run.address} --fault {int(path.stem)}"  # others may fail at the same moment
+        command = f"steppe reproduce {self._run.address} --fault {int(path.stem)}"  # others may fail at the same time
         return {"recording": str(path.relative_to(self._run.path)), "reproduce": command}
 
     def numbers(self) -> list[int]:
-        """The numbers there are, oldest first."""
+        """Return the numbers of the recorded faults, oldest first."""
         room = self._run.faults
         names = [_NAME.fullmatch(path.name) for path in room.iterdir()] if room.is_dir() else []
         return sorted(int(name[1]) for name in names if name)
 
     def load(self, number: int | None = None) -> tuple[Path, dict[str, Any]]:
-        """One of them, the newest if not said otherwise; RunNotFound when there is none."""
+        """Read a fault, by default the newest. RunNotFound if there is none."""
         known = self.numbers()
         if not known:
             raise RunNotFound(f"{self._run.id} has no recorded fault: no environment of its actors raised anything")
@@ -60,7 +60,7 @@ class Faults:
 
 
 def _link_next_free(aside: Path, room: Path, number: int) -> Path:
-    """A link fails where a rename would replace another process's file."""
+    """Link the file under the next free number; a rename would replace another process's file."""
     while True:
         path = room / _name(number)
         with contextlib.suppress(FileExistsError):

@@ -1,7 +1,8 @@
-"""Curves: every report as a line of metrics.jsonl, and as TensorBoard events in tb/ with environment steps as x axis.
+"""Metrics: every report as a line of metrics.jsonl, and as TensorBoard events in tb/ with environment steps as x axis.
 
-A line carries the number its report has on the Board, so that whoever writes next knows what has been written. Where a
-resumed run goes back to an older checkpoint there is a line of kind "resume". metrics.jsonl is strict JSON: NaN and the infinities, which it lacks, are the texts "NaN", "Infinity" and "-Infinity".
+A line carries its report's number on the Board, so that the next writer knows what has been written. A line of kind
+"resume" marks where a resumed run rewinds to an older checkpoint. metrics.jsonl is strict JSON: NaN and the infinities,
+which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ KINDS: dict[type[Report], str] = {
     EvaluationReport: "evaluation",
     EventReport: "event",
 }
-MAX_PENDING_LINES = 10_000  # what waits for room on a full disk
+MAX_PENDING_LINES = 10_000  # lines that wait for free space on a full disk
 _TOPICS = {"training": TRAINING, "actor": ACTORS, "evaluation": EVALUATIONS}  # the rest are events
 
 
 class MetricsWriter:
-    """The one writer of a run's curves. A line is handed to the system before `record` returns: a kill loses nothing.
+    """The only writer of a run's metrics. A line is passed to the kernel before `record` returns: a kill loses nothing.
 
-    What finds no room on a full disk waits in memory and goes out before the next report.
+    On a full disk, reports wait in memory and are written before the next one.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.written: dict[str, int] = {}  # topic → number of the newest report that the curves have
+        self.written: dict[str, int] = {}  # topic → number of the newest report that was written
         self._scalars = Scalars()
         self._read_existing(directory / "metrics.jsonl")
         self._lines = _AppendOnly(directory / "metrics.jsonl")
@@ -51,7 +52,7 @@ class MetricsWriter:
         self._waiting: deque[tuple[bytes, bytes]] = deque([(b"", _tfrecord(_header()))], MAX_PENDING_LINES)
 
     def record(self, report: Report, number: int = 0) -> None:
-        """Add one report, with its number on the Board, to both."""
+        """Append one report, with its number on the Board, to both files."""
         line = {"kind": KINDS[type(report)], "number": number, **report.record()}
         event = self._event(report)
         framed = _tfrecord(event.SerializeToString()) if event is not None else b""
@@ -59,7 +60,7 @@ class MetricsWriter:
         self._flush()
 
     def close(self) -> None:
-        """Close both; may be called again."""
+        """Close both files; may be called again."""
         if not self._lines.closed:
             self._flush()
             self._lines.close()
@@ -76,7 +77,7 @@ class MetricsWriter:
             self._waiting.popleft()
 
     def _read_existing(self, path: Path) -> None:
-        """Go on from what an earlier writer left: the numbers it came to, and the episodes that averages look back on."""
+        """Restore an earlier writer's state: the numbers it reached, and the episodes that averages cover."""
         if not path.exists():
             return
         actors: deque[bytes] = deque(maxlen=WINDOW_EPISODES)
@@ -85,7 +86,7 @@ class MetricsWriter:
                 try:
                     seen = msgspec.json.decode(line, type=_MetricsLine)
                 except msgspec.DecodeError:
-                    continue  # half a line of a writer that was killed, or a line of somebody else's
+                    continue  # a partial line of a killed writer, or a line of another program
                 topic = _TOPICS.get(seen.kind, EVENTS)
                 self.written[topic] = max(self.written.get(topic, 0), seen.number)
                 self._scalars.env_steps = max(seen.env_steps or 0, self._scalars.env_steps)
@@ -97,13 +98,13 @@ class MetricsWriter:
             self._scalars.of(msgspec.json.decode(line, type=ActorReport, strict=False))
 
     def _event(self, report: Report) -> Event | None:
-        """What TensorBoard is told of a report, if anything."""
+        """Return the TensorBoard event for a report, or None."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = self._scalars.of(report)
         if isinstance(report, EventReport) and is_rewind(report):
-            # Its readers then forget what earlier sessions said of later steps.
+            # TensorBoard then discards what earlier sessions reported for later steps.
             session = SessionLog(status=SessionLog.START)
             return Event(wall_time=report.time_s, step=self._scalars.env_steps, session_log=session)
         if not scalars:
@@ -113,7 +114,7 @@ class MetricsWriter:
 
 
 class _MetricsLine(msgspec.Struct):
-    """What of a line has to be known to go on after it."""
+    """The fields of a line that are needed to continue after it."""
 
     kind: str
     number: int = 0
@@ -123,7 +124,7 @@ class _MetricsLine(msgspec.Struct):
 
 
 class _AppendOnly:
-    """A file that grows by whole pieces: one that finds no room leaves it as it was."""
+    """A file that is appended to atomically: data that does not fit on the disk leaves it unchanged."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -133,7 +134,7 @@ class _AppendOnly:
         return self._descriptor < 0
 
     def append(self, data: bytes) -> bool:
-        """Whether there was room for it."""
+        """Append data; return whether there was disk space for it."""
         size = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, data) == len(data):
@@ -145,11 +146,11 @@ class _AppendOnly:
         return False
 
     def undo_append(self, data: bytes) -> None:
-        """Remove what was appended last."""
+        """Remove the data that was appended last."""
         os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - len(data))
 
     def end_last_line(self) -> None:
-        """A writer that was killed may have left half a line; the next one begins on its own."""
+        """End a partial line that a killed writer may have left, so that the next line is separate."""
         size = os.fstat(self._descriptor).st_size
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             self.append(b"\n")
@@ -160,7 +161,7 @@ class _AppendOnly:
 
 
 def _event_file(directory: Path) -> Path:
-    """A new file of the name that TensorBoard looks for; its readers order files by name, hence the time first."""
+    """Return the path of a new event file; TensorBoard sorts files by name, so the time comes first."""
     directory.mkdir(exist_ok=True)
     return directory / f"events.out.tfevents.{time.time_ns() // 1000:020d}.{socket.gethostname()}.{os.getpid()}"
 
@@ -172,7 +173,7 @@ def _header() -> bytes:
 
 
 def _tfrecord(data: bytes) -> bytes:
-    """A record of an event file: length, its checksum, data, its checksum."""
+    """Return data framed as a TFRecord: length, its checksum, data, its checksum."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     length = struct.pack("<Q", len(data))
@@ -180,7 +181,7 @@ def _tfrecord(data: bytes) -> bytes:
 
 
 def nonfinite_to_text(value: Any) -> Any:
-    """Plain values with NaN and the infinities as texts."""
+    """Return plain values with NaN and the infinities as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which of the episodes that actors list in their reports are new: one that was killed lists some of them again."""
+"""Deduplicates episodes in actors' reports: an actor that was killed lists some of its episodes again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from steppe.core.contracts.reports import ActorReport
 
 
 class EpisodeDeduplicator:
-    """Takes the reports of a run's actors in order."""
+    """Finds new episodes in the reports of a run's actors, which must be passed in order."""
 
     def __init__(self) -> None:
-        self._totals: dict[int, int] = {}  # actor → episodes that it has listed, over all of its lives
+        self._totals: dict[int, int] = {}  # actor → episodes that it has listed, over all of its incarnations
 
     def take(self, report: ActorReport) -> list[tuple[float, int]]:
-        """The episodes of a report that were in none before. Its last one is the actor's episode number `total_episodes`."""
+        """Return the episodes that no earlier report listed; the last is the actor's number `total_episodes`."""
         total = report.total_episodes
         if total is None:
             return report.episodes
@@ -25,5 +25,5 @@ class EpisodeDeduplicator:
         return report.episodes[known:]
 
     def rewind(self) -> None:
-        """The run goes on from an older checkpoint: what is played again from there is listed again."""
+        """Handle that the run resumed from an older checkpoint: episodes played again from there are listed again."""
         self._totals.clear()

@@ -1,4 +1,4 @@
-"""What a run's time was spent on: seconds by role and phase over all of its lives, as the roles reported them."""
+"""Where a run's time went: seconds by role and phase over all of its attempts, as the roles reported them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True)
 class TimeTotals:
-    """What a run had spent at a moment, or between two of them."""
+    """What a run has spent up to some time, or between two times."""
 
     time_s: float = 0.0
     phases: dict[str, Seconds] = field(default_factory=dict)  # role → phase → seconds
@@ -18,11 +18,11 @@ class TimeTotals:
     evaluation_s: float = 0.0
     checkpoint_s: float = 0.0
     too_old: int = 0  # segments dropped for lag
-    refused: int = 0  # segments whose values could not be learned from
+    refused: int = 0  # segments rejected because of invalid values
     lags: dict[int, int] = field(default_factory=dict)  # versions behind → segments learned from
 
     def since(self, before: TimeTotals) -> TimeTotals:
-        """What was spent since an earlier moment."""
+        """Return what was spent since an earlier total."""
         return TimeTotals(
             self.time_s - before.time_s,
             {role: _minus(spent, before.phases.get(role, {})) for role, spent in self.phases.items()},
@@ -40,18 +40,18 @@ def _minus(now: Seconds, before: Seconds) -> Seconds:
 
 
 class PhaseTimes:
-    """A role that is started again counts from zero; what it had spent before is kept here."""
+    """Sums the times of each role over its restarts: a restarted role counts from zero."""
 
     def __init__(self) -> None:
         self._before: dict[str, Seconds] = {}
         self._now: dict[str, Seconds] = {}
 
     def take(self, role: str, phases: Mapping[str, float], cpu_s: float | None = None) -> None:
-        """A role's newest word: its seconds by phase, and of CPU, since it was started."""
+        """Set a role's newest times: seconds by phase, and of CPU, since it was started."""
         self._now[role] = {**phases, "cpu": cpu_s} if cpu_s is not None else dict(phases)
 
     def ended(self, role: str | None = None) -> None:
-        """A role, or every one, will count from zero again."""
+        """Keep the times of a role, or of all roles, before it restarts and counts from zero."""
         for name in list(self._now) if role is None else [role]:
             self._before[name] = self._of(name)
             self._now.pop(name, None)
@@ -63,7 +63,7 @@ class PhaseTimes:
 
     @property
     def cpu_s(self) -> Seconds:
-        """Role → seconds of CPU of its process, where that is known."""
+        """Role → CPU seconds of its process, if known."""
         return {role: found["cpu"] for role in self._roles() if "cpu" in (found := self._of(role))}
 
     def _roles(self) -> list[str]:
@@ -75,7 +75,7 @@ class PhaseTimes:
 
 
 def role_order(role: str) -> tuple[int, str, int]:
-    """Actors by number, then the learner, then the rest."""
+    """Sort key: actors by number, then the learner, then the rest."""
     kind, _, number = role.partition("-")
     rank = {"actor": 0, "learner": 1}.get(kind, 2)
     return rank, kind, int(number) if number.isdigit() else 0

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, the user's commit and command line. Imports no library to ask for its version."""
+"""What a run ran on: versions, hardware, the user's commit and command line. Imports no library to get its version."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ THREAD_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
 )
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # a directory per card, where the driver is loaded
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # a directory per GPU, if the driver is loaded
 _GIT_TIMEOUT_S = 5.0
 
 
 def provenance(project: Path | None = None) -> dict[str, Any]:
-    """Plain values for run.json; `project` is where to look for a git commit, the working directory if absent."""
+    """Return plain values for run.json; `project` is where to look for git, by default the working directory."""
     return {
         "versions": versions(),
         "hardware": hardware(),
@@ -37,7 +37,7 @@ def provenance(project: Path | None = None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Library → installed version, None where it is not installed."""
+    """Return library → installed version, None if it is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
@@ -48,7 +48,7 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine as far as the operating system tells without special rights."""
+    """Describe the machine, as far as the operating system reports it without special permissions."""
     return {
         "platform": platform.platform(),
         "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
@@ -60,7 +60,7 @@ def hardware() -> dict[str, Any]:
 
 
 def git(project: Path) -> dict[str, Any] | None:
-    """Commit and whether tracked files differ from it; None outside a repository or without git."""
+    """Return the commit and whether tracked files differ from it; None outside a repository or without git."""
     commit = _git(project, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -85,13 +85,13 @@ def _memory_bytes() -> int | None:
 
 
 def _gpus(directory: Path) -> list[str]:
-    """Model names from the NVIDIA driver's own files: no library, no start-up cost."""
+    """Return model names from the NVIDIA driver's files in /proc: no library, no start-up cost."""
     files = sorted(directory.glob("*/information")) if directory.is_dir() else []
     return [name for name in (_field(file, "Model") for file in files) if name]
 
 
 def _field(path: Path, name: str) -> str | None:
-    """The first `name: value` line of a file under /proc."""
+    """Return the value of the first `name: value` line of a file under /proc, or None."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""A run's directory: one place for everything a run leaves behind, written by one process at a time.
+"""A run's directory: everything that a run leaves on disk, written by one process at a time.
 
 run.json        what ran: configuration with sources, seed, versions, hardware, commit, command line
-run.sqlite      messages and state (store.py)
-lock            held by the owner while it writes; the kernel lets go of it when the owner dies
-reserve         room for the last words on a disk that is full, while the run is under way
+run.sqlite      messages and status (store.py)
+lock            held by the owner while it writes; the kernel releases it when the owner dies
+reserve         disk space set aside for the final reports on a full disk, while the run is live
 checkpoints/    recordings/    tb/    metrics.jsonl    summary.json    arrivals.jsonl    faults/    profile/
 """
 
@@ -47,12 +47,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def runs_root() -> Path:
-    """Where runs are kept: $STEPPE_RUNS, or ./runs."""
+    """Return the directory that holds the runs: $STEPPE_RUNS, or ./runs."""
     return Path(os.environ.get("STEPPE_RUNS") or "runs")
 
 
 class RunDirectory:
-    """An existing run. Whoever writes to it holds its lock; anyone may read."""
+    """An existing run. A writer holds its lock; any process may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,9 +60,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: RunConfig, sources: dict[str, str], about: Mapping[str, Any] | None = None) -> RunDirectory:
-        """Make a new run, locked by this process; RunExists, with nothing written, where there already is one.
+        """Create a run, locked by this process. RunExists, with nothing written, if the directory already holds one.
 
-        `about` is written into run.json besides what it always says.
+        `about` is added to run.json.
         """
         path = _choose_path(config)
         if (path / RECORD).exists():
@@ -85,7 +85,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, run: str | Path) -> RunDirectory:
-        """A run by its name under the runs root, or by its path."""
+        """Open a run by its name under the runs root, or by its path."""
         by_name = runs_root() / run
         for path in (by_name, Path(run)):
             if (path / RECORD).exists():
@@ -98,7 +98,7 @@ class RunDirectory:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What run.json says; DamagedFile when it cannot be read."""
+        """The contents of run.json. DamagedFile if it cannot be read."""
         record = read_json(self.path / RECORD)
         if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
             raise DamagedFile(f"{self.path / RECORD} is damaged: it does not describe a run")
@@ -114,7 +114,7 @@ class RunDirectory:
 
     @property
     def key(self) -> str:
-        """What no other run has, not even one of the same name: its checkpoints are known by it."""
+        """A key that no other run has, not even one of the same name; it identifies the run's checkpoints."""
         return str(self.record.get("key", self.id))
 
     @property
@@ -123,17 +123,17 @@ class RunDirectory:
         return dict(self.record.get("sources", {}))
 
     def config(self) -> RunConfig:
-        """The configuration the run was made with."""
+        """Return the configuration that the run was created with."""
         return unflatten(self.record["config"])
 
     @property
     def spec(self) -> EnvSpec | None:
-        """The world that the run is in; None where it has not been looked at yet."""
+        """The environment's specification; None until the environment has been inspected."""
         found = self.record.get("spec")
         return None if found is None else msgspec.convert(found, EnvSpec)
 
     def settle(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
-        """Write down the choices that were made for a run that had been created without them; the lock is held."""
+        """Write resolved choices into run.json, for a run that was created without them. The caller holds the lock."""
         record = self.record | {"config": flatten(config)} | ({} if spec is None else {"spec": asdict(spec)})
         write_json(self.path / RECORD, record)
         self.record = record
@@ -153,7 +153,7 @@ class RunDirectory:
 
     @property
     def start(self) -> Path:
-        """What the learner begins with, in the form of checkpoints; absent where it begins afresh."""
+        """What the learner starts from, in the form of checkpoints; absent if it starts from scratch."""
         return self.path / "start"
 
     @property
@@ -163,7 +163,7 @@ class RunDirectory:
 
     @property
     def faults(self) -> Path:
-        """How environments that raised came to it (faults.py)."""
+        """Recordings of how environments came to raise an exception (faults.py)."""
         return self.path / "faults"
 
     @property
@@ -173,12 +173,12 @@ class RunDirectory:
 
     @property
     def passing(self) -> bool:
-        """Whether it is removed again after use, so that nobody can come back to it."""
+        """Whether the run is removed after use, so that it cannot be resumed."""
         return bool(self.record.get("passing", False))
 
     @property
     def address(self) -> str:
-        """What to call the run on the command line: its name where that is enough, otherwise its path."""
+        """How to refer to the run on the command line: its name if that is enough, otherwise its path."""
         by_name = runs_root() / self.path.name
         return self.path.name if by_name.resolve() == self.path.resolve() else str(self.path)
 
@@ -188,7 +188,7 @@ class RunDirectory:
 
     @property
     def result(self) -> Path:
-        """The weights the run is judged by, once it has ended."""
+        """The weights that the run is evaluated by, once it has ended."""
         return self.path / "weights.safetensors"
 
     @property
@@ -196,11 +196,11 @@ class RunDirectory:
         return self.path / SUMMARY
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Keep the run's results; NaN and infinity become null."""
+        """Write the run's results; NaN and infinity become null."""
         write_json(self.summary_path, _nonfinite_to_none(summary))
 
     def summary(self) -> dict[str, Any] | None:
-        """The results that were kept, if any."""
+        """Return the results that were written, or None."""
         if not self.summary_path.exists():
             return None
         summary = read_json(self.summary_path)
@@ -209,7 +209,7 @@ class RunDirectory:
         return summary
 
     def acquire(self) -> None:
-        """Become the only writer until `release` or the end of this process; Conflict when somebody else is."""
+        """Become the only writer until `release` or the end of this process. Conflict if another process is."""
         if self._lock is not None:
             return
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -225,23 +225,23 @@ class RunDirectory:
         with (
             contextlib.suppress(DiskFull),
             raising_disk_full(self.path),
-        ):  # the lock holds without its owner's name too
+        ):  # the lock also holds without its owner's pid
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
 
     def release(self) -> None:
-        """Let others write; does nothing when the lock is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def reserve(self) -> None:
-        """Hold back some room for the run's last words; without room to hold back, go without."""
+        """Set disk space aside for the run's final reports, if there is any."""
         with contextlib.suppress(OSError):
             (self.path / RESERVE).write_bytes(bytes(RESERVE_BYTES))
 
     def free_reserve(self) -> None:
-        """Give the room that was held back to what is written next."""
+        """Free the space that was set aside, for what is written next."""
         (self.path / RESERVE).unlink(missing_ok=True)
 
     def _begin(self, config: RunConfig, sources: dict[str, str], about: Mapping[str, Any]) -> None:
@@ -270,7 +270,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One line of a list of runs. `damage` says what could not be read; the rest is then as far as known."""
+    """One row in a list of runs. `damage` tells what could not be read; the other fields are then as far as known."""
 
     id: str
     path: Path
@@ -284,13 +284,13 @@ class RunInfo:
 
 
 def list_runs(root: Path | None = None) -> list[RunInfo]:
-    """Every run under a root, newest first, the damaged ones included."""
+    """Return every run under a root, newest first, including damaged ones."""
     infos = [get_run_info(RunDirectory(path)) for path in run_paths(root or runs_root())]
     return sorted(infos, key=lambda info: info.created_s, reverse=True)
 
 
 def get_run_info(directory: RunDirectory) -> RunInfo:
-    """The line of one run, damaged or not."""
+    """Return the row of one run, damaged or not."""
     try:
         record, config = directory.record, directory.record["config"]
         created, env, algo = float(record["created_s"]), str(config.get("env")), str(config.get("algo"))
@@ -305,7 +305,7 @@ def get_run_info(directory: RunDirectory) -> RunInfo:
 
 
 def run_paths(root: Path) -> list[Path]:
-    """The directories under a root that hold runs."""
+    """Return the directories under a root that hold runs."""
     with contextlib.suppress(FileNotFoundError), os.scandir(root) as entries:
         return [
             root / name for name in sorted(entry.name for entry in entries if os.path.exists(f"{entry.path}/{RECORD}"))
@@ -324,7 +324,7 @@ def _choose_path(config: RunConfig) -> Path:
 
 
 def _new_id(config: RunConfig) -> str:
-    """Readable and unique, for example cartpole-v1-ppo-20261115-2333-k3f9."""
+    """Return a readable and unique id, for example cartpole-v1-ppo-20261115-2333-k3f9."""
     words = f"{config.env.split(':')[-1]}-{config.algo.split(':')[-1]}".lower()
     slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:48] or "run"
     suffix = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))

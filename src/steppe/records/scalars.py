@@ -1,5 +1,7 @@
-"""From reports to the points of named curves (train/return_mean, loss/entropy, time/learn, …), with environment steps as x
-axis: what metrics.jsonl's neighbours and the control plane show is computed here."""
+"""Converts reports to points of named curves (train/return_mean, loss/entropy, time/learn, …) over environment steps.
+
+TensorBoard events and the control plane's curves are computed here.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from collections import deque
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, Report, TrainingReport
 from steppe.records.new_episodes import EpisodeDeduplicator
 
-WINDOW_EPISODES = 100  # episodes that train/return_mean looks back on
+WINDOW_EPISODES = 100  # episodes that train/return_mean averages over
 
 
 class Scalars:
-    """Takes the reports of one run in order."""
+    """Converts the reports of one run, which must be passed in order."""
 
     def __init__(self) -> None:
         self.env_steps = 0
@@ -22,16 +24,16 @@ class Scalars:
         self._before: TrainingReport | None = None
 
     def rewind(self, env_steps: int) -> None:
-        """The run goes on from an older checkpoint."""
+        """Handle that the run resumed from an older checkpoint."""
         self.env_steps, self._before = env_steps, None
         self._episode_deduplicator.rewind()
 
     def of(self, report: Report) -> dict[str, float]:
-        """The points that a report adds to the curves, at `env_steps`."""
+        """Return the points that a report adds to the curves, at `env_steps`."""
         if isinstance(report, ActorReport):
             self._episodes.extend(self._episode_deduplicator.take(report))
             self._agent_returns |= report.agent_returns
-            # Actors say goodbye after the learner: what they bring then would otherwise wait for a report that never comes.
+            # Actors' final reports come after the learner's: no later training report would include their episodes.
             return self._averages() if self._before is not None and self._before.final else {}
         if isinstance(report, EvaluationReport):
             self.env_steps = max(self.env_steps, report.env_steps)
@@ -51,7 +53,7 @@ class Scalars:
         if report.kind != "metric":
             return {}
         self.env_steps = max(self.env_steps, int(report.details["env_steps"]))
-        return {f"custom/{name}": float(value) for name, value in report.details["values"].items()}  # the user's own
+        return {f"custom/{name}": float(value) for name, value in report.details["values"].items()}  # user metrics
 
     def _training_scalars(self, report: TrainingReport) -> dict[str, float]:
         self.env_steps = max(self.env_steps, report.env_steps)
@@ -71,7 +73,7 @@ class Scalars:
         return scalars
 
     def _averages(self) -> dict[str, float]:
-        """Over the newest training episodes of all actors."""
+        """Averages over the newest training episodes of all actors."""
         averages = {f"train/agent_return/{agent}": value for agent, value in self._agent_returns.items()}
         if self._episodes:
             averages["train/return_mean"] = sum(score for score, _ in self._episodes) / len(self._episodes)
@@ -79,7 +81,7 @@ class Scalars:
         return averages
 
     def _pace(self, report: TrainingReport) -> dict[str, float]:
-        """Speed and time shares since the last report."""
+        """Steps per second and time shares since the last report."""
         before = self._before
         elapsed = report.train_s - (before.train_s if before else 0.0)
         pace = {}
@@ -91,5 +93,5 @@ class Scalars:
 
 
 def is_rewind(event: EventReport) -> bool:
-    """Whether this says that the run goes on from an older checkpoint; actors say with the same word how they could."""
+    """Whether the run resumed from a checkpoint; actors report how they resumed in events of the same kind."""
     return event.kind == "resume" and event.role == "supervisor"

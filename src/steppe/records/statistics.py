@@ -1,4 +1,4 @@
-"""TrainingStatistics: what classic training went through, kept in memory and summed up on request."""
+"""TrainingStatistics: rewards, lengths and times of classic training, kept in memory and summarized on request."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import numpy as np
 
 
 class TrainingStatistics:
-    """Rewards and lengths of episodes, times of steps, and whatever else is recorded under a name."""
+    """Rewards and lengths of episodes, step times, and custom metrics by name."""
 
     def __init__(self) -> None:
         self.start_time = time.monotonic()
         self.episode_rewards: list[float] = []
         self.episode_lengths: list[int] = []
-        self.unlisted_episodes = 0  # that ended besides those above
+        self.unlisted_episodes = 0  # that ended in addition to those above
         self.step_times: list[float] = []
         self.metrics: defaultdict[str, list[float]] = defaultdict(list)
 
     def record_episode(self, reward: float, length: int | None = None) -> None:
-        """An episode's return and, where known, its steps."""
+        """Record an episode's return and, if known, its length in steps."""
         self.episode_rewards.append(float(reward))
         if length is not None:
             self.episode_lengths.append(int(length))
 
     def count_unlisted(self, num_episodes: int) -> None:
-        """Episodes of which no more is known than that there were so many: of very many, only some are listed."""
+        """Count episodes whose returns are not recorded: of very many episodes, only some are."""
         self.unlisted_episodes += num_episodes
 
     def record_step_time(self, step_time: float) -> None:
-        """Seconds that one step took."""
+        """Record how many seconds one step took."""
         self.step_times.append(float(step_time))
 
     def record_metric(self, name: str, value: float) -> None:
-        """A value of one's own."""
+        """Record a value of a custom metric."""
         self.metrics[name].append(float(value))
 
     def get_summary(self) -> dict[str, Any]:
-        """The statistics of all episodes so far, times in seconds; empty before the first."""
+        """Return statistics of all episodes so far, times in seconds; empty before the first episode."""
         if not self.episode_rewards:
             return {}
         rewards = np.asarray(self.episode_rewards)

@@ -1,9 +1,10 @@
-"""The run's SQLite store: a Board for any number of processes at once, and what state the run is in.
+"""The run's SQLite store: a Board for any number of processes at once, and the run's status.
 
-Write-ahead log with synchronous=NORMAL: a record survives the death of any process, and a power cut may cost the newest
-ones but never the file (checkpoints have their own, stronger, promise in core/io/atomic_files.py). Records are JSON with
-JSON5's words NaN, Infinity and -Infinity, so every number comes back as it was. Every process and thread has its own connection, also after a fork. A thread keeps the connections
-to the stores it used last and closes the others, so the number of file descriptors does not grow with the number of runs.
+Write-ahead log with synchronous=NORMAL: a record survives the death of any process; a power failure may lose the newest
+records but never the file (checkpoints have a stronger guarantee, in core/io/atomic_files.py). Records are JSON with
+JSON5's words NaN, Infinity and -Infinity, so every number is read back unchanged. Every process and thread has its own
+connection, also after a fork. A thread keeps the connections to the stores that it used last and closes the others, so
+the number of file descriptors does not grow with the number of runs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HEARTBEAT_EXPIRED = "heartbeat_expired"  # reason of a LOST run whose process is
 LOST_AFTER_S = 3 * HEARTBEAT_S
 SCHEMA = 1
 NO_OWNER = 0  # the owner of a run that waits to be started
-OPEN_PER_THREAD = 16  # stores that a thread keeps open, the least recently used one is closed
+OPEN_PER_THREAD = 16  # stores that a thread keeps open; the least recently used one is closed
 _BUSY_S = 30.0
 _DISK_FULL_CODES = (
     sqlite3.SQLITE_FULL,
@@ -45,7 +46,7 @@ _DISK_FULL_CODES = (
     sqlite3.SQLITE_IOERR_TRUNCATE,
     sqlite3.SQLITE_IOERR_SHMSIZE,
 )
-_MIN_FREE_BYTES = 64 << 10  # with less, a file that cannot be opened is one that cannot be made
+_MIN_FREE_BYTES = 64 << 10  # with less free space, a file that cannot be opened is one that cannot be created
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
     number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, record TEXT NOT NULL);
@@ -70,42 +71,42 @@ class Status:
 
     @property
     def live(self) -> bool:
-        """Whether somebody is working on the run."""
+        """Whether a process is working on the run."""
         return self.state in LIVE
 
 
 class RunStore:
-    """One file, many writers and readers; a write takes tens of microseconds where the disk is not busy.
+    """One file, many writers and readers; a write takes tens of microseconds if the disk is not busy.
 
-    Without room on the disk writing raises DiskFull, and works again once there is some.
+    On a full disk, writing raises DiskFull, and works again once there is free space.
     """
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
         self.mark = weakref.ref(self)
         self._local = threading.local()
-        self._beat_s = 0.0  # this process's own heart, which it need not read from the disk
+        self._beat_s = 0.0  # this process's own last heartbeat, known without reading the disk
         if not create and not path.exists():
             raise RunNotFound(f"{path} is missing: this directory holds no run")
         with self._connection() as database:
             database.executescript(_TABLES)
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
-        """Append a record of plain values; numbers grow over all topics together."""
+        """Append a record of plain values and return its number; numbers increase over all topics together."""
         text = json.dumps(record, separators=(",", ":"))
         with self._connection() as database:
             cursor = database.execute("INSERT INTO records (topic, record) VALUES (?, ?)", (topic, text))
             return int(cursor.lastrowid or 0)
 
     def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
-        """The records numbered above `after`, oldest first."""
+        """Return the records numbered above `after`, oldest first."""
         query = "SELECT number, record FROM records WHERE topic = ? AND number > ? ORDER BY number LIMIT ?"
         with self._connection() as database:
             rows = database.execute(query, (topic, after, limit)).fetchall()
         return [(number, _decoded(text)) for number, text in rows]
 
     def refused_commands(self) -> frozenset[str]:
-        """The ids of the commands that the event log says were not obeyed."""
+        """Return the ids of the commands that were refused, according to the event log."""
         query = "SELECT record FROM records WHERE topic = ? AND record LIKE '%\"obeyed\":false%'"
         with self._connection() as database:
             rows = database.execute(query, (EVENTS,)).fetchall()
@@ -113,14 +114,14 @@ class RunStore:
         return frozenset(str(details["id"]) for details in found if details.get("obeyed") is False and "id" in details)
 
     def is_answered(self, identity: str) -> bool:
-        """Whether the event log says what came of the command of that id."""
+        """Whether the event log has the outcome of the command with that id."""
         query = "SELECT record FROM records WHERE topic = ? AND record LIKE '%\"obeyed\":%' AND INSTR(record, ?)"
         with self._connection() as database:
             rows = database.execute(query, (EVENTS, json.dumps(identity))).fetchall()
         return any(_decoded(text).get("details", {}).get("id") == identity for (text,) in rows)
 
     def newest(self, topic: str) -> int:
-        """The number of a topic's newest record; 0 when there is none."""
+        """Return the number of a topic's newest record; 0 if there is none."""
         with self._connection() as database:
             row = database.execute("SELECT MAX(number) FROM records WHERE topic = ?", (topic,)).fetchone()
         return int(row[0] or 0)
@@ -128,9 +129,9 @@ class RunStore:
     def set_status(
         self, state: str, reason: str | None = None, message: str | None = None, *, owner: int | None = None
     ) -> None:
-        """Say what state the run is in; the calling process is its owner from now on, or process `owner`.
+        """Set the run's state; its owner is then the calling process, or process `owner`.
 
-        NOBODY owns a run that waits to be started.
+        NO_OWNER owns a run that waits to be started.
         """
         if state not in STATES:
             raise ValueError(f"there is no state {state!r}; there are: {', '.join(STATES)}")
@@ -146,17 +147,17 @@ class RunStore:
             )
 
     def heartbeat(self) -> None:
-        """Say that the owner is still there; due every HEARTBEAT_S while the state is a live one."""
+        """Record that the owner is alive; due every HEARTBEAT_S while the state is a live one."""
         self._beat_s = time.time()
         try:
             with self._connection() as database:
                 database.execute("UPDATE status SET heartbeat_s = ? WHERE pid = ?", (self._beat_s, os.getpid()))
         except DiskFull:
-            os.utime(self.path)  # takes no room: see `status`
+            os.utime(self.path)  # needs no disk space; `status` also reads the file's time
 
     @contextlib.contextmanager
     def heartbeats(self) -> Iterator[None]:
-        """Send heartbeats from a thread of its own meanwhile: a slow import or a long step is no sign of death."""
+        """Send heartbeats from a background thread, as a slow import or a long step does not mean a dead owner."""
         ended = threading.Event()
 
         def send() -> None:
@@ -172,7 +173,11 @@ class RunStore:
             thread.join()
 
     def status(self) -> Status:
-        """The state now: LOST when it says pending or live but its process is dead, or live but silent for 3 heartbeats."""
+        """Return the run's status now.
+
+        LOST if the stored state is pending or live and the process is dead, or live and without a heartbeat for
+        LOST_AFTER_S.
+        """
         with self._connection() as database:
             row = database.execute(
                 "SELECT state, reason, message, pid, heartbeat_s, started_s, changed_s, process_start FROM status"
@@ -191,7 +196,7 @@ class RunStore:
         return max(status.heartbeat_s or 0.0, own, self.path.stat().st_mtime)
 
     def close(self) -> None:
-        """Close this thread's connection; others close with their thread or process."""
+        """Close this thread's connection; other connections close with their thread or process."""
         if getattr(self._local, "pid", None) == os.getpid():
             self._local.database.close()
             del self._local.database, self._local.pid
@@ -217,7 +222,11 @@ class RunStore:
         )
 
     def _thread_connection(self) -> sqlite3.Connection:
-        """This thread's connection. SQLite forbids touching one inherited over a fork, even to close it: it is kept aside."""
+        """Return this thread's connection.
+
+        SQLite forbids using a connection inherited over a fork, even to close it, so such a connection is kept
+        referenced.
+        """
         database: sqlite3.Connection | None = getattr(self._local, "database", None)
         _open_stores.used(self)
         if database is not None and self._local.pid == os.getpid():
@@ -236,7 +245,7 @@ class _OpenStores(threading.local):
         self._stores: dict[weakref.ref[RunStore], None] = {}
 
     def used(self, store: RunStore) -> None:
-        """Note the use, and close this thread's connection to the store that was not used for longest."""
+        """Record the use, and close this thread's connection to the least recently used store if too many are open."""
         mark = store.mark
         self._stores.pop(mark, None)
         self._stores[mark] = None
@@ -253,7 +262,7 @@ _open_stores = _OpenStores()
 
 
 def _decoded(text: str) -> dict[str, Any]:
-    """A record; the quick reader does not know the words NaN and Infinity."""
+    """Decode a record; msgspec's faster decoder does not know the words NaN and Infinity."""
     try:
         return msgspec.json.decode(text)  # type: ignore[no-any-return]
     except msgspec.DecodeError:
@@ -264,10 +273,10 @@ _inherited_connections: list[sqlite3.Connection] = []
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # isolation_level=None: every statement is its own transaction, so no writer ever waits behind an idle one.
-    # Without opening it: closing any descriptor of the file would drop the locks of this process's other connections.
-    with contextlib.suppress(OSError):  # it is there already, or sqlite3 says best what is wrong with the path
-        os.mknod(path, stat.S_IFREG | 0o600)  # its log and index get the same rights
+    # isolation_level=None: every statement is its own transaction, so no writer waits for an idle one.
+    # Create the file without opening it: closing any descriptor of it drops the locks of this process's connections.
+    with contextlib.suppress(OSError):  # the file exists, or sqlite3 reports best what is wrong
+        os.mknod(path, stat.S_IFREG | 0o600)  # its log and index get the same permissions
     database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
@@ -291,7 +300,7 @@ def _lost(status: Status, reason: str, message: str) -> Status:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks; None when there is no such process (or only its zombie)."""
+    """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *rest = file.read().rpartition(b")")[2].split()

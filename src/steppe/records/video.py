@@ -1,4 +1,4 @@
-"""Moving pictures of episodes."""
+"""Videos of episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steppe.core.io.atomic_files import write_atomic
 
 
 def save_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 30.0) -> None:
-    """Write uint8 RGB frames [height, width, 3] as a GIF that repeats; it appears whole or not at all."""
+    """Write uint8 RGB frames [height, width, 3] as a looping GIF, atomically."""
     from PIL import Image
 
     if not frames:
@@ -20,7 +20,7 @@ def save_gif(path: Path, frames: Sequence[np.ndarray], fps: float = 30.0) -> Non
     for frame in frames:
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
             raise ValueError(f"a frame is uint8 [height, width, 3], not {frame.dtype} {list(frame.shape)}")
-    # GIF knows hundredths of a second only, and viewers slow down anything shorter than two of them.
+    # GIF stores hundredths of a second, and viewers slow down frames shorter than two of them.
     duration_ms = 10 * max(2, round(100 / fps))
     first, *rest = (Image.fromarray(frame).quantize(colors=128) for frame in frames)
     buffer = io.BytesIO()

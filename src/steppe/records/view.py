@@ -1,5 +1,7 @@
-"""The current picture of a run, built up from what its roles reported: live view, `steppe watch` and the final summary are
-all computed from it, so they never disagree. Drawing is left to others."""
+"""The current state of a run, computed from what its roles reported.
+
+Live view, `steppe watch` and the final summary all use it, so they never disagree. Rendering is left to others.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ from steppe.records.run_directory import RunDirectory
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
-LOW_BYTES = 1 << 20  # of room on the disk
+LOW_BYTES = 1 << 20  # of free disk space
 WINDOW_EPISODES = 100
-WINDOW_S = 10.0  # how far back "recent" goes
-DIAGNOSIS_S = 30.0  # how far back a diagnosis goes
+WINDOW_S = 10.0  # length of the window that "recent" means
+DIAGNOSIS_S = 30.0  # length of the window that a diagnosis covers
 _MARK_S = 1.0
 _KINDS: dict[str, type[Report]] = {
     TRAINING: TrainingReport,
@@ -37,11 +39,11 @@ _KINDS: dict[str, type[Report]] = {
 }
 _PAGE = 1_000
 _time_s = attrgetter("time_s")
-_HISTORY = 2_048  # points kept; every second one goes when they are full
+_HISTORY = 2_048  # points kept; every second one is dropped when they are full
 
 
 class RunView:
-    """Reads only what is new at each `refresh`. Attributes are as of the last one; None is what is not known yet."""
+    """Each `refresh` reads only new reports. Attributes are as of the last one; None means not known yet."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
@@ -54,18 +56,18 @@ class RunView:
         self.best_evaluation: EvaluationReport | None = None
         self.final_evaluation: EvaluationReport | None = None
         self.reached_evaluation: EvaluationReport | None = None
-        self.events: deque[EventReport] = deque(maxlen=50)  # newest last, spans left out
+        self.events: deque[EventReport] = deque(maxlen=50)  # newest last, without spans
         self.history: list[tuple[int, float]] = []  # (env_steps, mean training return)
-        self.metrics: dict[str, float] = {}  # the newest numbers that callbacks returned
+        self.metrics: dict[str, float] = {}  # the newest values that callbacks returned
         self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
-        self.episodes = 0  # as the learner counts them, each once; it takes no more than the run is to play
-        self.resumed: str | None = None  # how a resumed run went on: exact, or at an episode boundary
-        self.damaged: list[str] = []  # checkpoints that a resumed run had to pass over, in words
+        self.episodes = 0  # as the learner counts them, each once; never more than the run should play
+        self.resumed: str | None = None  # how a resumed run continued: exact, or at an episode boundary
+        self.damaged: list[str] = []  # descriptions of checkpoints that a resumed run had to skip
         self.checkpoint_bytes = 0
-        self.checkpoint_s = 0.0  # spent on all of them
-        self.evaluation_s = self.final_evaluation_s = 0.0  # spent on those on the way, and on those at an end
+        self.checkpoint_s = 0.0  # spent on all checkpoints
+        self.evaluation_s = self.final_evaluation_s = 0.0  # spent on evaluations during training, and on final ones
         self.spent = PhaseTimes()
-        self._room: int | None = None  # bytes left on the disk, while that matters
+        self._room: int | None = None  # free disk space in bytes, while the run is live
         self._episode_deduplicator = EpisodeDeduplicator()
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
         self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
@@ -74,7 +76,7 @@ class RunView:
         self._cursors = dict.fromkeys(_KINDS, 0)
 
     def refresh(self) -> None:
-        """Take in everything that was reported since the last call."""
+        """Read everything that was reported since the last call."""
         self.status = self.directory.store.status()
         board: Board = self.directory.board
         news = (self._new_reports(board, topic, kind) for topic, kind in _KINDS.items())
@@ -103,12 +105,12 @@ class RunView:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run is over: no more reports are expected."""
         return self.state in ENDED
 
     @property
     def warning(self) -> str | None:
-        """What somebody should look after while the run goes on."""
+        """What needs attention while the run is live, or None."""
         words = [f"passed over a checkpoint: {damage}" for damage in self.damaged] if not self.ended else []
         if self._room is not None and self._room < max(LOW_BYTES, 2 * self.checkpoint_bytes):
             words.append(
@@ -123,7 +125,7 @@ class RunView:
 
     @property
     def total_steps(self) -> int | None:
-        """What the run is asked for; None when its length is not given in steps."""
+        """The number of steps that the run was asked for; None if its length is not given in steps."""
         return self.config.steps
 
     @property
@@ -152,12 +154,12 @@ class RunView:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Over the whole run."""
+        """Environment steps per second of training, over the whole run."""
         return self.env_steps / self.train_s if self.train_s > 0 else None
 
     @property
     def recent_steps_per_s(self) -> float | None:
-        """Over the last WINDOW_S seconds of training."""
+        """Environment steps per second over the last WINDOW_S seconds of training."""
         if len(self._pace) < 2:
             return self.steps_per_s
         (start_s, start_steps), (end_s, end_steps) = self._pace[0], self._pace[-1]
@@ -170,7 +172,7 @@ class RunView:
 
     @property
     def train_return_mean(self) -> float | None:
-        """Over the last 100 training episodes of all actors."""
+        """Mean return of the last 100 training episodes of all actors."""
         return sum(score for score, _ in self._recent) / len(self._recent) if self._recent else None
 
     @property
@@ -194,22 +196,22 @@ class RunView:
 
     @property
     def played_steps(self) -> int:
-        """Steps of environments that the actors took, those that nobody has learned from yet included."""
+        """Environment steps that the actors took, including those not learned from yet."""
         return max(self.env_steps, sum(report.env_steps for report in self.actors.values()))
 
     @property
     def played_episodes(self) -> int:
-        """Episodes that the actors played, those that nobody has learned from included."""
+        """Episodes that the actors played, including those not learned from."""
         return max(self.episodes, sum(report.total_episodes or 0 for report in self.actors.values()))
 
     @property
     def refused(self) -> int:
-        """Segments that the learner refused, because their values cannot be learned from; among the dropped ones."""
+        """Segments that the learner rejected because of invalid values; they are among the dropped ones."""
         return self.training.dropped.get("refused", 0) if self.training else 0
 
     @property
     def actor_restarts(self) -> int:
-        """As the restarts were announced, or as the actors count them themselves, whichever knows of more."""
+        """Restarts as announced in events or as the actors count them, whichever is more."""
         announced = sum(count for role, count in self._restarts.items() if role.startswith(("actor", "worker")))
         return max(announced, sum(report.epoch for report in self.actors.values()))
 
@@ -220,7 +222,7 @@ class RunView:
 
     @property
     def totals(self) -> TimeTotals:
-        """What the run has spent so far, over all of its lives."""
+        """What the run has spent so far, over all of its attempts."""
         training = self.training
         return TimeTotals(
             time_s=training.time_s if training else 0.0,
@@ -235,13 +237,13 @@ class RunView:
 
     @property
     def lately(self) -> TimeTotals:
-        """What the run has spent over the last DIAGNOSIS_S seconds that its learner reported of."""
+        """What the run has spent over the last DIAGNOSIS_S seconds that its learner reported."""
         now = self.totals
         return now.since(self._marks[0]) if self._marks else now
 
     @property
     def phases(self) -> dict[str, Seconds]:
-        """Role → phase → seconds over all of the run's lives, every actor for itself, and the manager as far as known."""
+        """Role → phase → seconds over all of the run's attempts, per actor, and for the manager as far as known."""
         spent = self.spent.phases
         if "learner" in spent:
             judging_s = self.evaluation_s + self.final_evaluation_s
@@ -250,7 +252,10 @@ class RunView:
         return spent
 
     def summary(self, *, envs: int | None = None) -> dict[str, Any]:
-        """The run in plain values, null for what does not apply; `envs` where the configuration left it to be chosen."""
+        """Return the run's results as plain values, None for what does not apply.
+
+        `envs` is the resolved number of environments, if the configuration leaves it open.
+        """
         config, evaluation = self.config, self.final_evaluation
         judged = evaluation or self.final_training
         reached = self.reached_evaluation
@@ -293,7 +298,7 @@ class RunView:
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in summary.items()}
 
     def _new_reports(self, board: Board, topic: str, kind: type[Report]) -> Iterator[Report]:
-        """A page at a time: histories are long."""
+        """Yield new reports, one page at a time: histories are long."""
         while page := board.read(topic, self._cursors[topic], _PAGE):
             reports = sorted((_decode_report(kind, topic, number, record) for number, record in page), key=_time_s)
             self._cursors[topic] = page[-1][0]
@@ -318,7 +323,7 @@ class RunView:
     def _mark(self, now_s: float) -> None:
         if self._marks and now_s - self._marks[-1].time_s < _MARK_S:
             return
-        self._marks.append(self.totals if self._marks else TimeTotals(now_s))  # the first one: as of the beginning
+        self._marks.append(self.totals if self._marks else TimeTotals(now_s))  # the first one: as of the start
         while len(self._marks) > 1 and now_s - self._marks[1].time_s >= DIAGNOSIS_S:
             self._marks.popleft()
 
@@ -329,7 +334,7 @@ class RunView:
         if report.total_episodes is None and (self.training is None or self.training.episodes is None):
             self.episodes += len(report.episodes) if report.num_episodes is None else report.num_episodes
         self._recent.extend(self._episode_deduplicator.take(report))
-        if self.final_training is not None and self.train_return_mean is not None:  # a goodbye after the learner's
+        if self.final_training is not None and self.train_return_mean is not None:  # final report after the learner's
             _add_point(self.history, self.final_training.env_steps, self.train_return_mean)
 
     def _take_evaluation(self, report: EvaluationReport) -> None:
@@ -360,9 +365,10 @@ class RunView:
             self._take_resume(report)
 
     def _take_resume(self, report: EventReport) -> None:
-        """The run goes on from a checkpoint: what its earlier life ended with is not its end. Actors say how they could.
+        """Handle that the run resumed from a checkpoint: the end of its previous attempt is not the run's end.
 
-        Episodes that actors reported after that checkpoint are played again, so the checkpoint's own count stands.
+        Actors report whether they could resume exactly. Episodes that actors reported after that checkpoint are played
+        again, so the checkpoint's own count is used.
         """
         if report.role == "supervisor":
             self.spent.ended()
@@ -383,7 +389,7 @@ def _decode_report(kind: type[Report], topic: str, number: int, record: dict[str
 
 
 def time_shares_of(spent: Mapping[str, Seconds]) -> dict[str, dict[str, float]]:
-    """Role → phase → share of its time, averaged over actors; roles that spent no time are left out."""
+    """Return role → phase → share of its time, averaged over actors; roles that spent no time are left out."""
     by_actor = [
         shares for role, phases in spent.items() if role not in ("learner", "manager") and (shares := shares_of(phases))
     ]
@@ -397,7 +403,7 @@ def time_shares_of(spent: Mapping[str, Seconds]) -> dict[str, dict[str, float]]:
 
 
 def shares_of(phases: Mapping[str, float]) -> dict[str, float]:
-    """Each phase's part of all of them; nothing where no time was spent."""
+    """Return each phase's share of the total; empty if no time was spent."""
     total = sum(phases.values())
     return {phase: seconds / total for phase, seconds in phases.items()} if total > 0 else {}
 
@@ -405,4 +411,4 @@ def shares_of(phases: Mapping[str, float]) -> dict[str, float]:
 def _add_point(points: list[tuple[int, float]], env_steps: int, value: float) -> None:
     points.append((env_steps, value))
     if len(points) > _HISTORY:
-        del points[1:-1:2]  # the first and the last stay
+        del points[1:-1:2]  # keep the first and the last

@@ -1,1 +1,1 @@
-"""How segments and weights travel: a Channel and a WeightStore for one medium a file."""
+"""How segments, weights and shared tables travel: one module or subpackage per medium."""

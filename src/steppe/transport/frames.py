@@ -1,6 +1,6 @@
-"""A segment or weights as one flat buffer: eight words, then the arrays. What messages of MPI and objects of Ray hold.
+"""Segments and weights as one flat buffer each: eight 64-bit words, then the arrays. MPI and Ray messages carry these.
 
-Nothing is pickled and nothing is encoded: the arrays are filled where they will be sent from.
+Nothing is pickled or encoded: the arrays are filled in the memory that they are sent from.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.contracts.weights import Weights, WeightsLayout
 from steppe.core.io.codec import validate_layout
 
-HEADER_BYTES = 64  # bytes before the arrays: eight words
+HEADER_BYTES = 64  # size of the header: eight words
 _ALIGN = 64
 
 
 class SegmentFrame:
     """The memory of one segment: eight words, then the columns.
 
-    words: the writer's slot, epoch, sequence, version, started_s (a float), schema, bytes of state (-1: none), ticket
+    words: the writer's slot, epoch, sequence, version, started_s (a float), schema, bytes of state (-1: none), send
+    number
     """
 
     SLOT, EPOCH, SEQUENCE, VERSION, STARTED, SCHEMA, STATE, SEND_NUMBER = range(8)
@@ -35,18 +36,18 @@ class SegmentFrame:
         self.segment = Segment(spec, spec.columns(self.buffer[HEADER_BYTES:]), slot=slot)
 
     def write(self, slot: int, header: SegmentHeader, state: bytes | None, ticket: int = 0) -> None:
-        """Set the words; `ticket` is the transport's own."""
+        """Write the header words; the transport chooses `ticket`, the send number."""
         size = -1 if state is None else len(state)
         self.words[:] = (slot, header.epoch, header.sequence, header.version, 0, header.schema, size, ticket)
         self._floats[self.STARTED] = header.started_s
 
     @property
     def state_bytes(self) -> int:
-        """Of the state that belongs to the segment; negative where there is none."""
+        """Size of the state that belongs to the segment; negative if it has none."""
         return int(self.words[self.STATE])
 
     def read(self, run: str, actor: int, state: bytes | None) -> Segment:
-        """The segment in this memory, as its reader holds it."""
+        """Return the segment in this memory with its header and state set; it is not a copy."""
         _, epoch, sequence, version, _, schema = self.words[:6].tolist()
         started_s = float(self._floats[self.STARTED])
         self.segment.header = SegmentHeader(run, actor, epoch, sequence, version, started_s, schema)
@@ -55,7 +56,7 @@ class SegmentFrame:
 
 
 class WeightsFrame:
-    """Weights: eight words, policy and layout as JSON, the buffer.
+    """The memory of one version of weights: eight words, policy and layout as JSON, the buffer.
 
     words: bytes of JSON, version, updates, env_steps, episodes, train_s (a float), unused, unused
     """
@@ -64,11 +65,11 @@ class WeightsFrame:
         self.data = data
         self.words = data[:HEADER_BYTES].view(np.int64)
         self.floats = data[:HEADER_BYTES].view(np.float64)
-        self.pending_sends = 0  # sends under way
+        self.pending_sends = 0  # sends in flight
 
     @classmethod
     def blank(cls, policy: str, weights: Weights) -> WeightsFrame:
-        """One for weights of this layout."""
+        """Return a frame that fits weights of this layout, with policy and layout written."""
         rows = [(entry.name, entry.shape, entry.dtype, entry.offset) for entry in weights.layout.entries]
         about = msgspec.json.encode((policy, rows))
         letter = cls(np.zeros(_start(len(about)) + weights.buffer.nbytes, np.uint8))
@@ -94,13 +95,13 @@ class WeightsFrame:
         np.copyto(self.buffer, weights.buffer)
 
     def read(self, layout: WeightsLayout) -> Weights:
-        """The weights in a buffer of their own."""
+        """Return the weights, copied into their own buffer."""
         version, updates, env_steps, episodes = self.words[1:5].tolist()
         return Weights(layout, self.buffer.copy(), version, updates, env_steps, episodes, float(self.floats[5]))
 
 
 def decode_weights_metadata(about: bytes, nbytes: int) -> tuple[str, WeightsLayout]:
-    """The policy and the layout that a letter with a buffer of `nbytes` says it has."""
+    """Return policy and layout of a frame whose buffer has `nbytes`. DamagedFile if they are invalid or do not fit."""
     try:
         policy, rows = msgspec.json.decode(about, type=tuple[str, list[Any]])
         return policy, validate_layout(rows, nbytes)

@@ -1,4 +1,4 @@
-"""Everything inside one process: segments and weights never leave its memory. Also the fake that tests use."""
+"""Transport within one process: segments and weights never leave its memory. Tests use it as the fake transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steppe.core.contracts.weights import Weights
 
 
 class LocalChannel:
-    """A Channel over deques: each actor has its own blank segments, so none can crowd out another."""
+    """A Channel over deques. Each actor owns its segments, so one actor cannot use up another's share."""
 
     def __init__(self, spec: SegmentSpec, num_actors: int, slots_per_actor: int = 1) -> None:
         self._free = [deque(Segment.blank(spec) for _ in range(slots_per_actor)) for _ in range(num_actors)]
@@ -65,7 +65,7 @@ class LocalWeights:
 
 
 class LocalBoard:
-    """A Board in lists, for tests and for runs that leave nothing behind."""
+    """A Board in memory, for tests and for runs that record nothing."""
 
     def __init__(self) -> None:
         self._topics: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -1,14 +1,14 @@
-"""Shared memory between the processes of one machine: a directory of mapped files and bells.
+"""Shared memory between the processes of one machine: a directory of mapped files and wakeup FIFOs.
 
-    <room>/control        what each kind of role is asked to do, and when each last showed life
-    <room>/channel        see ShmChannel
-    <room>/state-A-S      actor A just after its segment S
-    <room>/weights-NAME   see ShmWeights
-    <room>/table          see transport/tables/shared.py
-    <room>/bell-ROLE      a FIFO: a byte in it wakes the role
+    <dir>/control        the command to each kind of role, and the heartbeat of each worker slot
+    <dir>/channel        see ShmChannel
+    <dir>/state-A-S      state of actor A just after its segment S
+    <dir>/weights-NAME   see ShmWeights
+    <dir>/table          see transport/tables/shared.py
+    <dir>/bell-ROLE      a FIFO: a byte in it wakes the role
 
-Every word has one writer at a time and no lock is ever held (but for the table's), so kill -9 of any process leaves the others working.
-Rooms, mapped files and bells are core/system/shared_dir.py's.
+Every word has one writer at a time, and no lock is held (except the table's), so kill -9 of any process leaves the
+others working. core/system/shared_dir.py makes the directory, the mapped files and the wakeups.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ _PAGE = mmap.PAGESIZE
 
 
 class ShmControl:
-    """What each kind of role is asked to do, one word per kind (the words are those of roles/context.py), and two words
-    per place: when it last showed life, in monotonic nanoseconds, and whether it is dismissed."""
+    """Commands and heartbeats in shared memory.
+
+    One word per kind of role holds its command (the values are those of roles/context.py). Two words per worker slot
+    hold its last heartbeat, in monotonic nanoseconds, and whether it is dismissed.
+    """
 
     KINDS = ("actor", "learner", "manager", "worker", "replay")
-    _HEARTBEATS = 8  # the word where they begin
+    _HEARTBEATS = 8  # index of the first heartbeat word
 
     def __init__(self, path: Path, *, create: bool = False, num_places: int = 0) -> None:
         size = -(-(self._HEARTBEATS + 2 * num_places) * 8 // _PAGE) * _PAGE
@@ -49,35 +52,36 @@ class ShmControl:
         return int(self._words[self.KINDS.index(kind)])
 
     def heartbeat(self, place: int) -> None:
-        """Say that this place is alive."""
+        """Record that the process in this worker slot is alive."""
         self._words[self._HEARTBEATS + 2 * place] = time.monotonic_ns()
 
     def dismiss(self, place: int, *, dismissed: bool = True) -> None:
-        """Tell one place alone to end, whatever its kind is asked to do; or take that back before it is started again."""
+        """Tell this worker slot alone to end, whatever the command to its kind; or undo that before it is restarted."""
         self._words[self._HEARTBEATS + 2 * place + 1] = int(dismissed)
 
     def dismissed(self, place: int) -> bool:
         return bool(self._words[self._HEARTBEATS + 2 * place + 1])
 
     def grace(self, place: int, seconds: float) -> None:
-        """Expect nothing of this place for so long: its process is only starting."""
+        """Expect no heartbeat from this worker slot for `seconds`, while its process starts."""
         self._words[self._HEARTBEATS + 2 * place] = time.monotonic_ns() + int(seconds * 1e9)
 
     def silence_s(self, place: int) -> float:
-        """How long ago this place last showed life; negative within its grace."""
+        """Return the time since the last heartbeat of this worker slot; negative within its grace period."""
         return (time.monotonic_ns() - int(self._words[self._HEARTBEATS + 2 * place])) / 1e9
 
 
 class ShmChannel:
     """A Channel in one mapped file. Each actor owns `slots_per_actor` slots; only states and headers are exchanged.
 
-        page 0…   table, one row of 8 words per slot: state, ticket, epoch, sequence, version, started_s, schema, and one
-                  more than the sequence number that was released last
+        page 0…   table, one row of 8 words per slot: state, ticket (monotonic ns of the offer), epoch, sequence,
+                  version, started_s, schema, and the sequence number that was released last, plus one
         then      slots, each `spec.nbytes` rounded up to pages
 
-    state: FREE → (actor fills it) → READY → (learner takes it) → TAKEN → (learner is finished) → FREE.
-    The actor writes columns, then the row, then READY; the learner reads in the opposite order. A slot's last offered
-    segment is therefore its row's while it is READY or TAKEN, and the released one while it is FREE, even after a kill.
+    state: FREE → (actor fills it) → READY → (learner polls it) → TAKEN → (learner releases it) → FREE.
+    The actor writes columns, then the row, then READY; the learner reads in the opposite order. So the last segment
+    offered in a slot is the row's while the slot is READY or TAKEN, and the released one while it is FREE, even after a
+    kill.
     """
 
     FREE, READY, TAKEN = 0, 1, 2
@@ -95,7 +99,7 @@ class ShmChannel:
         hidden: bool = False,
         writer: str = "actor",
     ) -> None:
-        """`hidden`: one that is created is found by others only after `show`. `writer`: the kind of role whose bells it rings."""
+        """`hidden`: others find a new channel only after `show`. `writer`: the kind of role that `release` wakes."""
         self._room, self._run, self._slots = room, run, slots_per_actor
         self._held: dict[int, int] = {}  # actor → the slot it is filling
         num_slots = num_actors * slots_per_actor
@@ -114,7 +118,7 @@ class ShmChannel:
             self.show()
 
     def show(self) -> None:
-        """Let others find it."""
+        """Rename the file so that other processes find it."""
         os.rename(self._room / "channel-hidden", self._room / "channel")
 
     def blank(self, actor: int) -> Segment | None:
@@ -168,11 +172,11 @@ class ShmChannel:
         self._table[actor * self._slots, self._RELEASED] = sequence + 1
 
     def wait(self, timeout_s: float) -> None:
-        """For the reader: return when a segment may have come, or after `timeout_s`."""
+        """For the reader: return when a segment may have arrived, or after `timeout_s`."""
         self._reader.wait(timeout_s)
 
     def close(self) -> None:
-        """Close the bells; the memory is unmapped with the last segment that is still in use."""
+        """Close the wakeups; the memory is unmapped with the last segment that is still in use."""
         for bell in (self._reader, *self._writers):
             bell.close()
 
@@ -186,7 +190,7 @@ class ShmChannel:
             raise UsageError(f"{size >> 20} MiB of shared memory for a channel: {error.strerror}; free some") from None
 
     def _save_state(self, actor: int, sequence: int, state: bytes | None) -> None:
-        """Files, because nobody knows beforehand how large a world is. Those no segment under way needs are removed."""
+        """Write the state to a file, as its size is not known beforehand; remove files that no segment needs."""
         if state is not None:
             (self._room / f"state-{actor}-{sequence}").write_bytes(state)
             (self._room / f"state-{actor}-{sequence - self._slots - 1}").unlink(missing_ok=True)
@@ -201,8 +205,11 @@ class ShmChannel:
         return self._table[actor * self._slots : (actor + 1) * self._slots, self._STATE]
 
     def _oldest(self) -> int | None:
-        """The slot that was offered first. A look at all slots takes time: an actor may have filled one that was passed
-        already and then the one seen, so that actor's slots are looked at once more."""
+        """Return the slot that was offered first, or None.
+
+        The scan is not atomic: an actor may fill a slot that was already scanned, and then the one that is found. So
+        the slots of the actor found are scanned once more.
+        """
         ready = np.flatnonzero(self._table[:, self._STATE] == self.READY)
         if not len(ready):
             return None
@@ -213,14 +220,15 @@ class ShmChannel:
 
 
 class ShmWeights:
-    """A WeightStore: one mapped file per policy, made by the first publication (until then there is nothing newer).
+    """A WeightStore: one mapped file per policy, created by the first publication (until then there is nothing newer).
 
         words 0–1  newest slot, newest version
         words 8–…  three rows of 8: turn, version, updates, env_steps, episodes, train_s
         page 1…    layout as JSON (its length is word 2), then three buffers
 
-    A turn is odd while its buffer is being written. A reader copies the newest buffer and keeps the copy only when the
-    turn was even and is unchanged; the writer comes back to a buffer after two other publications at the earliest.
+    The turn is a sequence lock: it is odd while its buffer is being written. A reader copies the newest buffer and
+    keeps the copy only if the turn was even and is unchanged. The writer reuses a buffer only after two other
+    publications.
     """
 
     _SLOTS = 3
@@ -240,7 +248,7 @@ class ShmWeights:
             bell.ring()
 
     def close(self) -> None:
-        """Close the bells; the memory is unmapped with its last user."""
+        """Close the wakeups; the memory is unmapped with its last user."""
         for bell in self._wakeups or ():
             bell.close()
 
@@ -295,7 +303,7 @@ class _WeightsFile:
         weights.require(self.layout, "those published before")
         slot = (int(self._words[0]) + 1) % 3
         row = self._rows[slot]
-        row[0] |= 1  # also right when a writer died here: the turn stays odd
+        row[0] |= 1  # not += 1: a writer that died here left the turn odd
         memory_fence()
         np.copyto(self._buffers[slot], weights.buffer)
         row[1:5] = (weights.version, weights.updates, weights.env_steps, weights.episodes)

@@ -1,6 +1,6 @@
-"""Questions and answers between two processes of one machine, through a Unix socket in the run's room.
+"""RPC between two processes of one machine, over a Unix socket in the run's shared directory.
 
-A message is its length, 8 bytes, and its bytes. Whoever writes waits while the other side does not read, so nothing piles up.
+A message is its length (8 bytes) and its bytes. A send blocks while the other side does not read (backpressure).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LOOK_S = 0.01
 
 
 class SocketRpcServer:
-    """A Desk: listens at `path` for the one who asks."""
+    """An RpcServer that listens at `path` and serves one client at a time."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         aside = path.with_name(f"{path.name}.tmp")
         self._listener.bind(str(aside))
         self._listener.listen(1)
-        aside.rename(path)  # there only once it can be connected to
+        aside.rename(path)  # the path appears only once clients can connect
         self._asker: socket.socket | None = None
 
     def take(self, timeout_s: float) -> bytearray | None:
@@ -37,25 +37,25 @@ class SocketRpcServer:
             self._asker, _ = self._listener.accept()
         try:
             return _read(self._asker, _LENGTH.unpack(_read(self._asker, _LENGTH.size))[0])
-        except (ConnectionError, EOFError):  # whoever asked is gone, and another may come
+        except (ConnectionError, EOFError):  # the client is gone; another may connect
             self._asker.close()
             self._asker = None
             return None
 
     def reply(self, answer: bytes) -> None:
         assert self._asker is not None
-        with contextlib.suppress(ConnectionError):  # nobody waits for it any more
+        with contextlib.suppress(ConnectionError):  # the client no longer waits for the reply
             _write(self._asker, answer)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening and close the connection."""
         self._listener.close()
         if self._asker is not None:
             self._asker.close()
 
 
 class SocketRpcClient:
-    """A Line to the role `name`, whose desk is at `path`, or will be; `given_up` says when to stop waiting for it."""
+    """An RpcClient of the role `name`, whose server will listen at `path`; `given_up` tells when to stop waiting."""
 
     def __init__(self, name: str, path: Path, given_up: Callable[[], bool]) -> None:
         self.name, self._path, self._is_cancelled = name, path, given_up
@@ -70,7 +70,7 @@ class SocketRpcClient:
             return _read(self._connected(), _LENGTH.unpack(_read(self._connected(), _LENGTH.size))[0])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection; the next call opens a new one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

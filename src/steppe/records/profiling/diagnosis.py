@@ -1,6 +1,6 @@
-"""What holds a run back: a small table of rules on measured shares of time. The first rule that holds speaks.
+"""What limits a run's speed: a small table of rules on measured time shares. The first that applies is reported.
 
-docs/performance-of-your-run.md explains the rules; `measure` says where each number comes from.
+docs/performance-of-your-run.md explains the rules; `measure_time_shares` computes the shares.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from steppe.core.config.run import RunConfig
 from steppe.records.phase_times import TimeTotals
 from steppe.records.view import RunView, time_shares_of
 
-MIN_MEASURED_S = 2.0  # of measured time; starting up is most of what is shorter
+MIN_MEASURED_S = 2.0  # of measured time; below that, start-up dominates
 MAX_DROPPED_SHARE, MAX_CHECKPOINT_SHARE, MAX_EVALUATION_SHARE = (
     0.10,
     0.10,
     0.20,
-)  # shares from which on a part is too much
-MAX_WAITING_SHARE, MAX_BLOCKED_SHARE = 0.30, 0.30  # where both go on at once: from which on one side starves
-DOMINANT_SHARE = 0.60  # taking turns: from which on one side is the slower one
+)  # shares from which a part takes too much
+MAX_WAITING_SHARE, MAX_BLOCKED_SHARE = 0.30, 0.30  # if acting and learning overlap: from here on one side starves
+DOMINANT_SHARE = 0.60  # if they take turns: from here on one side is the slower one
 FULL_CORE_SHARE = 0.90  # of all cores
-MAX_MERGE_SHARE = 0.20  # workers: from which on merges are too many
-MAX_WAITING_SHARE = 0.30  # workers with networks: from which on they wait too long
+MAX_MERGE_SHARE = 0.20  # workers: from here on merges take too much
+MAX_WAITING_SHARE = 0.30  # gradient workers: from here on they wait too long
 
 
 @dataclass(frozen=True)
 class TimeShares:
-    """Shares of time, 0 to 1. Actors' are means over actors."""
+    """Shares of time, 0 to 1. Those of actors are means over actors."""
 
     seconds: float
     # actors
     env: float = 0.0
     policy: float = 0.0
     blocked: float = 0.0
-    handing: float = 0.0  # everything else: segments handed over, reports
-    merge: float = 0.0  # workers: waiting for the table and putting into it what they learned
-    gradients: float = 0.0  # workers with networks: computing what they push
+    handing: float = 0.0  # everything else: sending segments, reports
+    merge: float = 0.0  # workers: waiting for the table and merging into it
+    gradients: float = 0.0  # gradient workers: computing gradients
     # learner
-    waits: float = 0.0  # for experience; where it shares its thread with the actors, what of the two is acting
+    waits: float = 0.0  # for segments; if it shares its thread with the actors, acting's share of the two
     sample: float = 0.0
     learn: float = 0.0
     publish: float = 0.0
     checkpoints: float = 0.0
     # the rest
-    evaluation: float = 0.0  # of the time of training
+    evaluation: float = 0.0  # of training time
     dropped: float = 0.0  # of all segments, because they were too old
-    refused: float = 0.0  # of all segments, because their values cannot be learned from
-    busy: float = 1.0  # roles at work at the same time, on average
+    refused: float = 0.0  # of all segments, because of invalid values
+    busy: float = 1.0  # average number of roles working at the same time
     used_cores: float | None = None
     cores: int = 1
     actors: int = 1
     mode: str = "sync"
     ahead: bool = False  # sync: whether actors collect the next round while the learner learns from the last
     inline: bool = False
-    epochs: bool = True  # whether the algorithm makes passes over rollouts, or draws from a memory
+    epochs: bool = True  # whether the algorithm makes passes over rollouts, or samples from replay
 
     @property
     def together(self) -> bool:
@@ -63,12 +63,12 @@ class TimeShares:
 
     @property
     def overlapping(self) -> bool:
-        """Whether acting and learning go on at once."""
+        """Whether acting and learning overlap."""
         return not self.together and (self.mode == "async" or self.ahead)
 
     @property
     def full(self) -> bool:
-        """Whether the run uses all cores it has."""
+        """Whether the run uses all available cores."""
         return self.used_cores is not None and self.used_cores >= FULL_CORE_SHARE * self.cores
 
     @property
@@ -84,7 +84,7 @@ class TimeShares:
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason, when it is the one, and what it says then."""
+    """A possible bottleneck: when it applies, and its explanation."""
 
     name: str
     applies: Callable[[TimeShares], bool]
@@ -93,20 +93,20 @@ class Rule:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The rule that held, and its sentence."""
+    """The rule that applied, and its explanation."""
 
     rule: str
     sentence: str
 
 
 def diagnose(measured: TimeShares) -> Diagnosis:
-    """What the first rule that holds says."""
+    """Return the diagnosis of the first rule that applies."""
     rule = next(rule for rule in RULES if rule.applies(measured))
     return Diagnosis(rule.name, rule.explain(measured))
 
 
 def measure_time_shares(view: RunView, spent: TimeTotals | None = None) -> TimeShares:
-    """The shares of what was spent: so far over all of the run's lives, or lately (`view.lately`)."""
+    """Compute time shares over all of the run's attempts, or of `spent`, for example `view.lately`."""
     spent, config = spent or view.totals, view.config
     shares, phases = time_shares_of(spent.phases), spent.phases
     actor, learner = shares.get("actor", {}), shares.get("learner", {})
@@ -155,17 +155,17 @@ def _dropped(spent: TimeTotals) -> float:
 
 
 def _used_cores(config: RunConfig, spent: TimeTotals, seconds: float, judging: float) -> float | None:
-    """Cores' worth of CPU time; roles that share a process say the same, and the manager's is what it judged for."""
+    """Return CPU time in cores. Roles of one process report the same value; the manager's is its evaluation time."""
     used = spent.cpu_s
     if config.runtime == "inline":
-        return 1.0  # what else its process did cannot be told apart
+        return 1.0  # other work of its process cannot be told apart
     if not used or not seconds:
         return None
     return (max(used.values()) if config.mode == "single" else sum(used.values())) / seconds + judging
 
 
 def format_percent(share: float) -> str:
-    """A share as whole percents."""
+    """Format a share as a whole percentage."""
     return f"{100 * share:.0f} %"
 
 

@@ -1,6 +1,6 @@
-"""Flame graphs: collapsed stacks as an SVG that needs no scripts. Callers above, what they call below, as wide as it took long.
+"""Flame graphs: collapsed stacks as an SVG without scripts. Callers are above callees; width is time.
 
-Colours tell whose code it is. A frame's full name, its share and its own time are in its title, which browsers show on hover.
+Colours mark the package. A frame's full name, share and own time are in its title, which browsers show on hover.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from steppe.records.profiling.sampler import WAITING, Stack
 from steppe.records.profiling.svg import svg_document
 
 WIDTH, _LEFT, _TOP, _ROW, _BOTTOM = 1200, 10, 34, 18, 34
-_NARROWEST = 0.4  # pixels; what is narrower is left out
-_LETTER = 6.3  # pixels
+_NARROWEST = 0.4  # pixels; narrower frames are left out
+_LETTER = 6.3  # pixels per character
 _COLOURS = {
     "steppe": "#8ecae6",
     "torch": "#f4a261",
@@ -26,7 +26,7 @@ _HOVER = "<style>.f:hover rect{stroke:#111;stroke-width:1.5}</style>"
 
 @dataclass
 class CallNode:
-    """A function as called from one place: seconds in it and what it called."""
+    """A function as called from one caller: seconds in it, and its callees."""
 
     name: str
     seconds: float = 0.0
@@ -35,7 +35,7 @@ class CallNode:
 
 
 def build_call_tree(name: str, stacks: Mapping[Stack, float]) -> CallNode:
-    """The stacks joined at the functions they have in common, under one root."""
+    """Merge the stacks into one tree, at the functions they have in common."""
     root = CallNode(name)
     for stack, seconds in stacks.items():
         node = root
@@ -48,7 +48,7 @@ def build_call_tree(name: str, stacks: Mapping[Stack, float]) -> CallNode:
 
 
 def flame_svg(role: str, stacks: Mapping[Stack, float]) -> str:
-    """The picture of one role at work."""
+    """Draw the flame graph of one role, without its waiting time."""
     root = build_call_tree(role, {stack: seconds for stack, seconds in stacks.items() if stack != (WAITING,)})
     scale = (WIDTH - 2 * _LEFT) / root.seconds if root.seconds > 0 else 0.0
     frames = list(_frames(root, float(_LEFT), 0, scale, root.seconds))
@@ -60,7 +60,7 @@ def flame_svg(role: str, stacks: Mapping[Stack, float]) -> str:
 
 
 def top_functions(stacks: Mapping[Stack, float], count: int) -> list[tuple[str, float]]:
-    """The functions with the most time of their own, native calls included, waiting left out."""
+    """Return the functions with the most own time; native calls are included, waiting is not."""
     own: dict[str, float] = {}
     for stack, seconds in stacks.items():
         own[stack[-1]] = own.get(stack[-1], 0.0) + seconds
@@ -89,7 +89,7 @@ def _frame(node: CallNode, x: float, y: float, width: float, total_s: float) -> 
 
 
 def _short(name: str) -> str:
-    """A method with its class, a function with its module."""
+    """Shorten a name to method with class, or function with module."""
     return ".".join(name.replace(".<locals>", "").split(".")[-2:])
 
 

@@ -1,8 +1,8 @@
-"""A profiled run's pictures and tables, made from what its roles sampled and reported.
+"""Flame graphs and tables of a profiled run, made from what its roles sampled and reported.
 
 profile/ROLE.txt   collapsed stacks in microseconds, written by the role itself (sampler.py)
 profile/ROLE.svg   its flame graph
-profile/phases.md  every role's phases in seconds and shares, and the functions that took most
+profile/phases.md  every role's phases in seconds and shares, and the functions that took most time
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_FUNCTIONS = 8
 
 
 def write_profile(view: RunView) -> None:
-    """Draw and tabulate what there is. May be called again when there is more."""
+    """Write flame graphs and tables of the data so far. May be called again when there is more."""
     directory = view.directory.profile
     directory.mkdir(exist_ok=True)
     sampled = {path.stem: read_stacks(path) for path in sorted(directory.glob("*.txt"), key=_order)}

@@ -1,8 +1,8 @@
 """The sampling profiler: which Python functions each role's time goes to, as collapsed stacks (`a;b;c microseconds`).
 
-A timer's signal looks at the stack about every 5 ms and charges the time since the last look to what it finds. A thread that
-looks on from outside would only see its subject where that lets go of the interpreter's lock, which hides plain Python.
-Drawing is left to flamegraph.py. Nothing here is touched by a run that is not profiled.
+A timer signal samples the stack about every 5 ms and charges the time since the last sample to it. A sampling thread
+would only see the role where it releases the GIL, which hides plain Python code. flamegraph.py draws the result. A run
+that is not profiled uses none of this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from steppe.core.contracts.transport import Role
 from steppe.core.io.atomic_files import write_atomic
 
 INTERVAL_S = 0.005
-WRITE_EVERY_S = 10.0  # what a kill -9 may cost
+WRITE_EVERY_S = 10.0  # at most this much is lost by kill -9
 MAX_STACK_DEPTH = 100  # of a stack, from the role's step on
 MAX_STACKS = 20_000
 WAITING, DEEPER = "(waiting)", "(deeper)"
@@ -33,7 +33,7 @@ Stack = tuple[str, ...]
 
 
 class SampledRole:
-    """A role that says when it is at work."""
+    """A role that tells the sampler when it is working."""
 
     def __init__(self, role: Role, sampler: Sampler) -> None:
         self.name = role.name
@@ -61,17 +61,18 @@ _RESUME = bytes([dis.opmap["RESUME"]])
 
 
 class FunctionInfo(NamedTuple):
-    """What is asked of a function again and again."""
+    """Cached facts about a function."""
 
-    code: CodeType  # kept, so that its id stays its own
+    code: CodeType  # referenced, so that its id is not reused
     label: str
-    entry: int  # offset of the instruction that it begins with
+    entry: int  # offset of its first instruction
 
 
 class Sampler:
-    """Samples the main thread while it is entered; may be entered again. `write` keeps what there is so far.
+    """Samples the main thread inside its with block, which may be entered again. `write` saves the samples so far.
 
-    Time outside any role's step is charged to `waiting`, or to nobody. Files of an earlier life of the run are added to.
+    Time outside any role's step is charged to the role `waiting`, or not at all. Samples of earlier attempts of the run
+    are kept.
     """
 
     def __init__(self, directory: Path, waiting: str | None = None) -> None:
@@ -82,38 +83,38 @@ class Sampler:
         self.at_work = ""
         self.seconds: dict[str, dict[Stack, float]] = {}
         self._directory, self._waiting = directory, waiting
-        self._functions: dict[int, FunctionInfo] = {}  # by id, as a code object takes long to hash
-        self._random = random.Random(0)  # intervals vary: a role may have a rhythm of its own
+        self._functions: dict[int, FunctionInfo] = {}  # by id, as hashing a code object is slow
+        self._random = random.Random(0)  # random intervals do not alias with periodic work of a role
         self._looked_s = self._written_s = time.perf_counter()
         self._sampling = False
 
     def watch(self, role: Role) -> Role:
-        """The role, for whoever is to step it."""
+        """Return the role wrapped for sampling; the caller steps the returned one."""
         self.seconds[role.name] = read_stacks(self._directory / f"{role.name}.txt")
         return SampledRole(role, self)
 
     def __enter__(self) -> Self:
         self._sampling = True
         signal.signal(signal.SIGALRM, self._look)
-        signal.siginterrupt(signal.SIGALRM, False)  # native code that does not expect a signal sees none
+        signal.siginterrupt(signal.SIGALRM, False)  # restart interrupted system calls: native code may not expect EINTR
         self._looked_s = time.perf_counter()
         self._wait()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._sampling = False  # for a signal that is under way already
+        self._sampling = False  # for a signal that is already pending
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def write(self) -> None:
-        """One file per role. Where that fails the run goes on, and its log says why there is no profile."""
+        """Write one file per role. If that fails, the run continues and its log says why there is no profile."""
         try:
             self._write()
         except OSError as error:
             os.write(2, f"the profile could not be written: {error}\n".encode())
 
     def write_if_due(self) -> None:
-        """Every so often, in the middle of whatever the role does: what fails is left to the last `write`."""
+        """Write every WRITE_EVERY_S, from within a role's step; a failure is left to the last `write`."""
         if time.perf_counter() - self._written_s >= WRITE_EVERY_S:
             with contextlib.suppress(OSError):
                 self._write()
@@ -128,7 +129,7 @@ class Sampler:
         signal.setitimer(signal.ITIMER_REAL, INTERVAL_S * (0.5 + self._random.random()))
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler. A native call is looked at when it returns, and charged with all it took."""
+        """Handle the signal. A native call is sampled when it returns, and charged with all its time."""
         if not self._sampling:
             return
         now = time.perf_counter()
@@ -142,7 +143,7 @@ class Sampler:
         self._wait()
 
     def _find(self, frame: FrameType | None) -> tuple[str | None, Stack]:
-        # Operators are not interrupted: what they took is noticed on entering the next function, which took nothing yet.
+        # Operators are not interrupted: the signal arrives on entry to the next function, which has used no time yet.
         if frame is not None and frame.f_lasti <= self._function(frame).entry:
             frame = frame.f_back
         stack: list[str] = []
@@ -169,7 +170,7 @@ def _truncate(stack: list[str]) -> Stack:
 
 @contextlib.contextmanager
 def sample_roles(roles: Sequence[Role], directory: Path | None, waiting: str) -> Iterator[list[Role]]:
-    """The roles to step, sampled into a directory until the end; without one they are the same as before."""
+    """Yield the roles to step, sampled into `directory` until the end; without a directory, yield them unchanged."""
     if directory is None:
         yield list(roles)
         return
@@ -183,13 +184,13 @@ def sample_roles(roles: Sequence[Role], directory: Path | None, waiting: str) ->
 
 
 def format_collapsed(seconds: Mapping[Stack, float]) -> str:
-    """One line per stack, outermost function first: what flame-graph tools read."""
+    """Return one line per stack, outermost function first: the format of flame-graph tools."""
     lines = [f"{';'.join(stack)} {spent_s * 1e6:.0f}" for stack, spent_s in sorted(seconds.items()) if stack]
     return "".join(line + "\n" for line in lines)
 
 
 def read_stacks(path: Path) -> dict[Stack, float]:
-    """Seconds by stack as `collapsed` wrote them; nothing where there is no such file."""
+    """Return seconds by stack, from a file of `format_collapsed`; empty if there is no such file."""
     if not path.exists():
         return {}
     return dict(_parsed(path.read_text(errors="replace").splitlines()))

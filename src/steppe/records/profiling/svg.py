@@ -1,4 +1,4 @@
-"""What all of the house's SVG pictures share: a document that is readable on dark and on light ground, and round axis steps."""
+"""Shared by all SVG output: a document that is readable on dark and light backgrounds, and round axis steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STYLE = (
 
 
 def svg_document(width: int, height: int, title: str, body: Iterable[str], *, left: int) -> str:
-    """A picture of its elements, with the title above them, beginning `left` pixels in."""
+    """Return an SVG document of the elements in `body`, with the title above them, `left` pixels from the left edge."""
     heading = f'<text class="t" x="{left}" y="20" font-weight="bold">{escape(title)}</text>' if title else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -23,7 +23,7 @@ def svg_document(width: int, height: int, title: str, body: Iterable[str], *, le
 
 
 def round_step(length: float) -> float:
-    """The round number (1, 2 or 5 times a power of ten) next above a length."""
+    """Return the smallest of 1, 2 or 5 times a power of ten that is at least `length`."""
     power = 1e-6
     while True:
         for factor in (1, 2, 5):

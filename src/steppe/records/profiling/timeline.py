@@ -1,4 +1,4 @@
-"""Who did what when: the spans of a recorded run as an SVG picture with one lane per role."""
+"""Timeline of a recorded run: its spans as an SVG with one lane per role."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steppe.core.contracts.transport import EVENTS, Board
 from steppe.records.phase_times import role_order
 from steppe.records.profiling.svg import round_step, svg_document
 
-# Colour only repeats what the words on a bar, its tooltip and the legend say.
+# Colour only repeats what the labels, tooltips and legend say.
 PHASES = {
     "collect": "#4c9be8",
     "wait": "#9aa3ad",
@@ -37,13 +37,13 @@ class Span:
 
     @property
     def label(self) -> str:
-        """What is written on it: the segment's number and the version of its weights."""
+        """Text on the bar: the segment's number and the version of its weights."""
         number = "" if self.sequence is None else f"{self.sequence}·"
         return number + ("" if self.version is None else f"v{self.version}")
 
 
 def read_spans(board: Board) -> list[Span]:
-    """Every span of a run, in the order of their beginnings."""
+    """Return every span of a run, ordered by start time."""
     spans, after = [], 0
     while page := board.read(EVENTS, after, _PAGE):
         after = page[-1][0]
@@ -53,7 +53,7 @@ def read_spans(board: Board) -> list[Span]:
 
 
 def timeline_svg(spans: Sequence[Span], *, width: int = 960, title: str = "", window_s: float | None = None) -> str:
-    """The picture, readable on dark and on light ground; `window_s` cuts it off after that long."""
+    """Draw the timeline, readable on dark and light backgrounds; `window_s` limits its length."""
     if not spans:
         raise ValueError("no spans were recorded: train with -s flow.trace_spans=200")
     start = min(span.start_s for span in spans)

@@ -1,1 +1,1 @@
-"""What monitoring reads: Prometheus metrics, OpenTelemetry spans, a role's HTTP endpoint."""
+"""Data for monitoring: Prometheus metrics, OpenTelemetry spans, a role's HTTP endpoint."""

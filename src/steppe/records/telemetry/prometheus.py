@@ -1,4 +1,4 @@
-"""What roles report of themselves, as Prometheus reads it (text format 0.0.4)."""
+"""Converts roles' reports to Prometheus metrics (text format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from steppe.core.contracts.reports import ActorReport, EvaluationReport, Trainin
 
 @dataclass(frozen=True)
 class MetricSample:
-    """One number, with the name and the labels that it has."""
+    """One value of a metric, with its name and labels."""
 
     name: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
 
 
-# Name → what it is, and in which words.
+# Name → type and help text.
 METRIC_FAMILIES: dict[str, tuple[str, str]] = {
     "steppe_learner_env_steps_total": ("counter", "Environment steps learned from."),
     "steppe_learner_updates_total": ("counter", "Optimizer steps."),
@@ -75,7 +75,7 @@ def evaluation_samples(report: EvaluationReport) -> Iterator[MetricSample]:
 
 
 def format_samples(samples: Iterable[MetricSample]) -> Iterator[str]:
-    """Lines, each family under its head."""
+    """Yield the lines of the exposition format, each metric family under its HELP and TYPE lines."""
     found: dict[str, list[MetricSample]] = {}
     for sample in samples:
         found.setdefault(sample.name, []).append(sample)

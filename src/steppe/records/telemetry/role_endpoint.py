@@ -1,6 +1,6 @@
-"""What a role that runs alone shows of itself: /healthz, /readyz and /metrics over HTTP, and its events as lines of JSON.
+"""Monitoring of a role that runs alone: /healthz, /readyz and /metrics over HTTP, and its events as lines of JSON.
 
-None of it asks anybody else: a role whose broker is away is healthy, and says what it said last.
+Nothing here depends on other processes: a role whose broker is down is healthy, and serves its last reports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from steppe.records.telemetry.prometheus import (
     learner_samples,
 )
 
-HANG_S = 120.0  # a role that has not moved for so long is no longer healthy
+HANG_S = 120.0  # a role without a step for this long is not healthy
 _KINDS: dict[str, tuple[type[Report], Callable[[Any], Any]]] = {
     TRAINING: (TrainingReport, learner_samples),
     ACTORS: (ActorReport, actor_samples),
@@ -34,18 +34,18 @@ _KINDS: dict[str, tuple[type[Report], Callable[[Any], Any]]] = {
 
 
 class RoleEndpoint:
-    """One role's. `over` gives it what the role reports, `beat` is to be called as long as it moves."""
+    """Endpoint of one role. `over` observes the role's reports; call `heartbeat` at every step."""
 
     def __init__(self, run: str, role: str, *, lines: TextIO | None = None) -> None:
         self._about = {"run": run, "role": role, "version": importlib.metadata.version("steppe")}
         self._lines = lines
         self._newest: dict[str, dict[str, Any]] = {}
-        self._last_step_s: float | None = None  # None until the role begins: waiting for others is no illness
+        self._last_step_s: float | None = None  # None until the role starts: waiting for other roles is not a failure
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
 
     def serve(self, port: int, host: str = "") -> int:
-        """Answer at a port (0: a free one, which is returned) until `close`."""
+        """Serve HTTP on a port (0: a free one) until `close`; return the port."""
         showing = self
 
         class Answers(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ class RoleEndpoint:
                 self.wfile.write(body)
 
             def log_message(self, *words: Any) -> None:
-                """Probes ask every few seconds."""
+                """Log nothing: probes send a request every few seconds."""
 
         try:
             self._server = ThreadingHTTPServer((host, port), Answers)
@@ -79,13 +79,13 @@ class RoleEndpoint:
         self._last_step_s = time.monotonic()
 
     def tell(self, kind: str, **details: Any) -> None:
-        """One line, if lines are wanted."""
+        """Print one event as a JSON line, if lines are enabled."""
         if self._lines is not None:
             line = {"time_s": time.time(), **self._about, "kind": kind, "details": details}
             print(json.dumps(line), file=self._lines, flush=True)
 
     def over(self, board: Board) -> Board:
-        """A Board that lets everything through and shows it."""
+        """Return a Board that forwards everything to `board` and observes what is posted."""
         return _ObservedBoard(board, self)
 
     def take(self, topic: str, record: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ class _ObservedBoard:
 
 
 def start_role_endpoint(run: str, role: str, port: int | None, *, log_json: bool) -> RoleEndpoint:
-    """What the command line asks for; without port and lines it shows nothing and costs nothing."""
+    """Create the endpoint that the command line asks for; without port and JSON lines it does nothing."""
     showing = RoleEndpoint(run, role, lines=sys.stdout if log_json else None)
     if port is not None:
         showing.serve(port)

@@ -1,6 +1,6 @@
-"""Pieces of work as OpenTelemetry spans, sent by OTLP where the standard OTEL_* variables name a collector (`steppe[otel]`).
+"""Work as OpenTelemetry spans, sent over OTLP if the standard OTEL_* variables name a collector (`steppe[otel]`).
 
-Without them nothing is imported, and a role asks once whether anybody wants to know.
+Without these variables nothing is imported, and a role checks only once whether tracing is enabled.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from typing import Any
 
 from steppe.core.contracts.errors import ConfigError, MissingExtra
 
-RecordSpan = Callable[
-    [str, float, Mapping[str, object]], None
-]  # what was done, how many seconds until now, and about what
+RecordSpan = Callable[[str, float, Mapping[str, object]], None]  # phase, duration in seconds until now, details
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
-FLUSH_S = 2.0  # how long the last spans may hold up an end
+FLUSH_S = 2.0  # how long sending the last spans may delay the end of the process
 
-_provider_of_process: tuple[int, Any] | None = None  # a process and its provider: threads do not survive a fork
+_provider_of_process: tuple[int, Any] | None = None  # process id and its provider: threads do not survive a fork
 
 
 def make_span_recorder(run: str, role: str, environ: Mapping[str, str] = os.environ) -> RecordSpan | None:
-    """What takes a role's pieces of work; None where nobody asked for them."""
+    """Return a function that records a role's spans; None if tracing is not enabled."""
     if not is_tracing_enabled(environ):
         return None
-    _provider()  # what is missing is said at the beginning
+    _provider()  # now, so that a missing package is reported at the start
 
     def take(phase: str, seconds: float, details: Mapping[str, object]) -> None:
         end = time.time_ns()
@@ -41,7 +39,7 @@ def make_span_recorder(run: str, role: str, environ: Mapping[str, str] = os.envi
 
 
 def is_tracing_enabled(environ: Mapping[str, str]) -> bool:
-    """Whether traces are asked for; ConfigError where that is in a way that is not known here."""
+    """Whether tracing is enabled. ConfigError if it is requested in a way that is not supported."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "")
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
         return False
@@ -56,7 +54,7 @@ def is_tracing_enabled(environ: Mapping[str, str]) -> bool:
 
 
 def shutdown_tracing() -> None:
-    """Send what has not been sent, for a moment at most; what comes later begins anew."""
+    """Send pending spans, for at most FLUSH_S; later spans get a new provider."""
     global _provider_of_process
     if _provider_of_process is not None and _provider_of_process[0] == os.getpid():
         last = threading.Thread(target=_provider_of_process[1].shutdown, name="last spans", daemon=True)
@@ -73,7 +71,7 @@ def _provider() -> Any:
 
 
 def _make_provider() -> Any:
-    """A provider with the sampler, the resource, the batches and the way to the collector that OTEL_* variables say."""
+    """Create a provider; sampler, resource, batching and exporter follow the OTEL_* variables."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -1,1 +1,1 @@
-"""Kafka: client, segments, weights, board, and a broker for development."""
+"""Kafka: client, segments, weights, board, dead-letter queue, and a broker for development."""

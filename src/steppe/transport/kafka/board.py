@@ -1,6 +1,6 @@
-"""A Board on Kafka: one topic of one partition for each of the Board's, shared by all runs of a cluster.
+"""A Board on Kafka: one topic with one partition for each of the Board's topics, shared by all runs of a cluster.
 
-A record's number is its offset plus one. Numbers survive every process; where somebody deleted a topic they begin anew.
+A record's number is its offset plus one. Numbers survive every process; they restart if the topic is deleted.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from steppe.transport.kafka.client import (
 )
 
 POLL_S = 0.05
-POST_S = 5.0  # how long a post waits to hear its number
-MAX_PENDING_RECORDS = 10_000  # records that are kept for a broker that does not know its topics yet
+POST_S = 5.0  # how long a post waits for its number
+MAX_PENDING_RECORDS = 10_000  # records that are kept while a broker does not know its topics yet
 
 
 OnRefused = Callable[[Message, str], object]
 
 
 def decode_record(message: Message) -> dict[str, Any] | None:
-    """The JSON object in a message, bounded but of any schema; None where there is none."""
+    """Return the JSON object in a message, bounded in size but of any schema; None if there is none."""
     try:
         return parse_record(message.value())
     except DamagedFile:
@@ -42,7 +42,7 @@ def decode_record(message: Message) -> dict[str, Any] | None:
 
 
 class KafkaBoard:
-    """The records of one run; those of others on the same topics are passed over. Not for several threads at once."""
+    """The records of one run; those of other runs on the same topics are skipped. Not thread-safe."""
 
     def __init__(
         self,
@@ -51,26 +51,26 @@ class KafkaBoard:
         refuse: OnRefused | None = None,
         num_actors: int | None = None,
     ) -> None:
-        """`origin` goes with every record, for those who copy records from one Board to another.
+        """`origin` is attached to every record, for processes that copy records from one Board to another.
 
-        With `refuse`, only records of their topic's schema, this run and one of `num_actors` are read; it gets the others, once.
+        With `refuse`, only records with their topic's schema, of this run and one of `num_actors` are returned;
+        `refuse` receives each of the others once.
         """
         self._connection, self._kafka, self._origin = connection, import_kafka(), origin.encode()
         self._refuse, self._num_actors = refuse, num_actors
-        self._refused_up_to: dict[
-            str, int
-        ] = {}  # topic → the offset in front of which everything was refused that had to be
-        self._scanned_to: dict[
-            str, tuple[int, int]
-        ] = {}  # topic → behind this number there is nothing up to that offset
+        self._refused_up_to: dict[str, int] = {}  # topic → offset before which all invalid records were refused
+        self._scanned_to: dict[str, tuple[int, int]] = {}  # topic → (number, offset): no record between them
         self._producer = connection.producer(**{"queue.buffering.max.kbytes": 16 << 10})
         self._consumer: Any = None
-        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=MAX_PENDING_RECORDS)  # what the client did not take yet
-        self._late = False  # the broker did not answer the last post in time: further ones do not wait
-        self._refused: str | None = None  # that it is not allowed to write, in words
+        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=MAX_PENDING_RECORDS)  # not accepted by the client yet
+        self._late = False  # the broker did not acknowledge the last post in time: further posts do not wait
+        self._refused: str | None = None  # the error, if writing is denied
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
-        """Its number, or 0 where no broker answers for a while: it then goes out when one does. RunFailed where that is not allowed."""
+        """Append a record and return its number; 0 if no broker responds in time.
+
+        The record is then sent when a broker responds. RunFailed if writing is denied.
+        """
         numbers: list[int] = []
 
         def delivered(error: Any, message: Message) -> None:
@@ -94,7 +94,7 @@ class KafkaBoard:
         return numbers[0] if numbers else 0
 
     def _send(self) -> None:
-        """Hand over what waits, in order. BufferError: a broker has been away for long, or does not know the topic yet."""
+        """Pass waiting records to the client in order, until its queue is full or it does not know the topic yet."""
         try:
             while self._waiting:
                 name, text, key, about, delivered = self._waiting[0]
@@ -106,12 +106,12 @@ class KafkaBoard:
         self._producer.poll(0)
 
     def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:
-        """The records numbered above `after`, oldest first; nothing while no broker answers."""
+        """Return the records numbered above `after`, oldest first. Unreachable if no broker responds."""
         if self._consumer is None:
             self._consumer = self._connection.consumer()
         name, run = self._connection.topic(topic), self._connection.run.encode()
         low, high = get_watermarks(self._consumer, name)
-        start = max(low, after if after <= high else 0)  # beyond its end: the topic was made anew
+        start = max(low, after if after <= high else 0)  # beyond its end: the topic was recreated
         since, passed = self._scanned_to.get(topic, (-1, 0))
         if since == after and passed <= high:
             start = max(start, passed)
@@ -133,19 +133,19 @@ class KafkaBoard:
         try:
             return validate_record(topic, message.value(), self._connection.name, self._num_actors)
         except DamagedFile as error:
-            if message.offset() >= self._refused_up_to.get(topic, 0):  # a reader may come by again
+            if message.offset() >= self._refused_up_to.get(topic, 0):  # a reader may read the same range again
                 self._refused_up_to[topic] = message.offset() + 1
                 self._refuse(message, str(error))
             return None
 
     def end(self, topic: str) -> int:
-        """The number of the newest record, of whichever run."""
+        """Return the number of the newest record, of any run."""
         if self._consumer is None:
             self._consumer = self._connection.consumer()
         return get_watermarks(self._consumer, self._connection.topic(topic))[1]
 
     def flush(self, timeout_s: float = 10.0) -> int:
-        """Wait until everything is written down; returns how many records are not."""
+        """Wait until the broker has acknowledged everything; return how many records it has not."""
         until = time.monotonic() + timeout_s
         self._send()
         while self._waiting and time.monotonic() < until:

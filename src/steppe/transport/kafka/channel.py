@@ -1,15 +1,15 @@
 """Segments through Kafka. Weights are in weights.py.
 
-    actor ── begin ─ segment 0 ─ segment 1 ─ …  ▶ experiences[home of the actor] ▶ learner
+    actor ── begin ─ segment 0 ─ segment 1 ─ …  ▶ experiences[partition of the actor] ▶ learner
     actor ◀ experiences.progress: the learner has read up to n, and still holds these ◀ learner
-    actor ◀ model_updates ◀ one transaction: weights, and the offsets of what they were made of ◀ learner
+    actor ◀ model_updates ◀ one transaction: weights, and the offsets of the segments they were learned from ◀ learner
 
-A writer's life begins with a message `begin`; its offset numbers the life. What an earlier life sent behind it, from a
-process that was killed, counts for nothing: whoever took its place has not seen it. A writer goes on after the last
-segment that is in front of its beginning, with the state that travels with it.
+A writer's incarnation (header `life`) begins with a message `begin`, whose offset is its number. Segments that an
+earlier incarnation sent after that message, from a process that was killed, are dropped: the new process has not seen
+them. A writer continues after the last segment before its own `begin`, with the state that is attached to that segment.
 
-The reader keeps the offsets of what it has handed out and not got back: in front of the first of these everything was
-learned from. That is what a transaction commits and a checkpoint names, and where another reader goes on.
+The reader tracks the offsets of segments that it has handed out and not got back: everything before the first of these
+was learned from. A transaction commits that offset, a checkpoint stores it, and another reader continues there.
 """
 
 from __future__ import annotations
@@ -56,37 +56,37 @@ from steppe.transport.kafka.client import (
 )
 from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
-SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # what a message in experiences is
-ACK_S = 30.0  # how long a message that must arrive before anything else may take
-MIN_UNRELEASED = 16  # segments of a partition that the reader may have in memory, at the least
+SEGMENT, BEGIN, PRIME = b"segment", b"begin", b"prime"  # kinds of messages in experiences
+ACK_S = 30.0  # how long a message may take that must arrive before anything else
+MIN_UNRELEASED = 16  # minimum number of segments of a partition that the reader may hold
 LOOK_BACK = 16  # messages
-MAX_MESSAGES_PER_POLL = 1_000  # messages that one poll looks at
+MAX_MESSAGES_PER_POLL = 1_000  # messages that one poll handles
 LastSegment = tuple[int, bytes | None]
-Marks = dict[int, tuple[int, list[int]]]  # partition → its low mark, and what was learned from behind that
+Marks = dict[int, tuple[int, list[int]]]  # partition → its low mark, and offsets above it that were learned from
 
 
 class ReadProgress(msgspec.Struct, frozen=True):
-    """How far the reader is with one actor: what is below `next` and not `held` was learned from."""
+    """How far the reader is with one actor: segments below `next` that are not in `held` were learned from."""
 
-    next: int  # -1: this reader has read nothing of it yet, and another may have
+    next: int  # -1: this reader has read none of its segments yet, but another may have
     held: tuple[int, ...] = ()
-    life: int = -1  # of the actor, as the reader knows it
-    refused: tuple[int, str] | None = None  # the offset of a message that was no segment, and why
-    shift: int = 0  # the number of the round that its next segment is for, less the segment's own
+    life: int = -1  # the actor's incarnation, as the reader knows it
+    refused: tuple[int, str] | None = None  # the offset of a message that was rejected, and why
+    shift: int = 0  # the round number of its next segment, minus that segment's sequence number
 
 
 class KafkaSender:
-    """A producer, and what became of its messages."""
+    """A producer that tracks delivery and resends messages."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._kafka = import_kafka()
         self._producer, self._wait_s = connection.producer(), connection.config.wait_s
-        self._waiting: deque[tuple[Any, ...]] = deque()  # what the client could not deliver and is to be sent again
+        self._waiting: deque[tuple[Any, ...]] = deque()  # undelivered, to be sent again
         self.failure: str | None = None
         self.written: deque[int] = deque(maxlen=64)  # the newest offsets
 
     def send(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> bool:
-        """Hand over for sending; never blocks. False: as much waits for the broker as may, try again."""
+        """Enqueue a message; never blocks. False if the queue to the broker is full: try again."""
         self._producer.poll(0)
         self._waiting.append((topic, value, key, partition, list(headers.items())))
         if self._resend():
@@ -96,7 +96,7 @@ class KafkaSender:
         return False
 
     def _resend(self) -> bool:
-        """Hand over what waits, in order; whether nothing waits any more."""
+        """Enqueue waiting messages in order; return whether none is left."""
         try:
             while self._waiting:
                 topic, value, key, partition, about = self._waiting[0]
@@ -108,7 +108,7 @@ class KafkaSender:
         return True
 
     def post(self, topic: str, value: bytes | None, key: bytes, partition: int, headers: Mapping[str, bytes]) -> int:
-        """Send and wait until it is written down; returns its offset."""
+        """Send a message and block until the broker acknowledges it; return its offset. Unreachable after ACK_S."""
         offsets: list[int] = []
 
         def delivered(error: Any, message: Message) -> None:
@@ -132,14 +132,14 @@ class KafkaSender:
         return offsets[0]
 
     def progress(self) -> None:
-        """Hear what became of messages; RunFailed when one will never arrive."""
+        """Handle delivery reports and resend. RunFailed if a message can never be delivered."""
         self._producer.poll(0)
         self._resend()
         if self.failure is not None:
             raise RunFailed(f"a message could not be written {self.failure}")
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until everything is written down; returns how many messages are not."""
+        """Wait until the broker has acknowledged everything; return how many messages it has not."""
         self._resend()
         return int(self._producer.flush(timeout_s)) + len(self._waiting)
 
@@ -147,7 +147,7 @@ class KafkaSender:
         if error is None:
             self.written.append(message.offset())
         elif is_unknown_topic(error) and lost_broker_within(self._wait_s):
-            # A broker that has just come back does not know its topics yet.
+            # A broker that has just restarted does not know its topics yet.
             about = list(decode_headers(message).items())
             self._waiting.append((message.topic(), message.value(), message.key(), message.partition(), about))
         else:
@@ -155,7 +155,7 @@ class KafkaSender:
 
 
 class KafkaWriter:
-    """A Channel as its one writer holds it."""
+    """A Channel, writer side, of one actor."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class KafkaWriter:
         partitions: int,
         letters: DeadLetterQueue | None = None,
     ) -> None:
-        """`letters` is where records of experiences.progress go that are not valid."""
+        """`letters` receives invalid records of experiences.progress."""
         self._connection, self._actor = connection, actor
         self._dead_letters = letters or DeadLetterQueue(connection, f"actor-{actor}")
         self._topic, self._home = connection.topic(EXPERIENCES), partition_of(connection.run, actor, partitions)
@@ -175,7 +175,7 @@ class KafkaWriter:
         self._sender = KafkaSender(connection)
         self._blank, self._given = Segment.blank(spec), False  # one is enough: a message is a copy
         self._refused: tuple[int, str] | None = None
-        self._lives: dict[int, bool] = {}  # the last life that a message named behind this one, and whether it began
+        self._lives: dict[int, bool] = {}  # the last later incarnation named in a message, and whether it began
         self._partition_reader, self._slots, self.shift = feed, slots, 0
         about = {"kind": BEGIN, "run": self._run, "actor": INT64.pack(actor)}
         self.life = self._sender.post(self._topic, None, self._key, self._home, about)
@@ -214,7 +214,7 @@ class KafkaWriter:
         return True
 
     def poll(self) -> Segment | None:
-        """Nothing comes here."""
+        """Return None: this side only writes."""
         return None
 
     def release(self, segment: Segment) -> None:
@@ -227,7 +227,7 @@ class KafkaWriter:
         self._last = (sequence, state)
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Wait for what is under way; whether all of it was written down."""
+        """Wait for messages in flight; return whether all were acknowledged."""
         return self._sender.flush(timeout_s) == 0
 
     def _follow_progress(self) -> ReadProgress:
@@ -241,7 +241,7 @@ class KafkaWriter:
         self._partition_reader.follow(topic, 0, end, self._take)
         if (
             told is not None and (read := own(told)) is not None
-        ):  # perhaps of this life: a reader may be quicker than this
+        ):  # perhaps about this incarnation: the reader may be faster
             self._require_not_overtaken(read)
             self.shift = read.shift
         return (own(found) if found is not None else None) or ReadProgress(0)
@@ -251,7 +251,7 @@ class KafkaWriter:
             raise Overtaken(f"another process has taken the place of actor-{self._actor} in {self._connection.run}")
 
     def _validate_progress(self, message: Message) -> ReadProgress | None:
-        """What a message says of this actor; None where it is not valid, or names a life that never began."""
+        """Decode this actor's progress; None if it is invalid or names an incarnation that never began."""
         read = _decode_progress(message)
         if read is None or read.life <= self.life:
             return read
@@ -259,11 +259,11 @@ class KafkaWriter:
             if read.life not in self._lives:
                 self._lives = {read.life: self._began(read.life)}
         except Unreachable:
-            return None  # the learner says it again
+            return None  # the learner reports again
         return read if self._lives[read.life] else None
 
     def _began(self, life: int) -> bool:
-        """Whether a writer of this actor announced itself at that offset."""
+        """Whether a writer of this actor sent its `begin` at that offset."""
         with open_consumer(self._connection) as consumer:
             _, high = get_watermarks(consumer, self._topic, self._home)
             there = read_range(consumer, self._topic, self._home, life, life + 1) if life < high else []
@@ -285,14 +285,14 @@ class KafkaWriter:
         self._outstanding = {one for one in self._outstanding if one >= self._read.next or one in held}
 
     def _require_accepted(self) -> None:
-        """Others may write to the topic too: only what this writer has sent itself is its own fault."""
+        """Raise RunFailed if the learner rejected this writer's own message; others may write to the topic too."""
         refused = self._refused
         if refused is not None and refused[0] in self._sender.written:
             raise RunFailed(f"the learner refused a segment of actor-{self._actor}: {refused[1]}")
 
 
 def _decode_progress(message: Message) -> ReadProgress | None:
-    """What a message of experiences.progress says; None where it is not valid."""
+    """Decode a message of experiences.progress; None if it is invalid."""
     try:
         read = msgspec.msgpack.decode(message.value() or b"", type=ReadProgress)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -304,7 +304,7 @@ def _decode_progress(message: Message) -> ReadProgress | None:
 def find_last_segment(
     connection: KafkaConnection, actor: int, partition: int, before: int | None = None
 ) -> LastSegment | None:
-    """Sequence number and state of the last segment that an actor has written down."""
+    """Return sequence number and state of the last segment that an actor has written, or None."""
     topic, key, seen = connection.topic(EXPERIENCES), connection.key(actor), list[tuple[int, dict[str, bytes]]]()
     with open_consumer(connection) as consumer:
         low, high = connection.ends(consumer, topic, partition)
@@ -316,7 +316,7 @@ def find_last_segment(
                 if _is_valid_message(message, connection.name)
             ]
             last = _find_last_valid(seen)
-            if last is not None and last >= LOOK_BACK:  # no life began so shortly before that a killed one still sends
+            if last is not None and last >= LOOK_BACK:  # far enough to see a `begin` that voids it
                 break
         last = _find_last_valid(seen)
         if last is None:
@@ -326,7 +326,7 @@ def find_last_segment(
 
 
 def _is_valid_message(message: Message, run: str) -> bool:
-    """Whether a message is a beginning, or a segment of this run whose contents are what its headers say."""
+    """Whether a message is a `begin` or `prime`, or a segment of this run whose contents match its headers."""
     about = decode_headers(message)
     if about.get("kind") != SEGMENT:
         return about.get("kind") in (BEGIN, PRIME)
@@ -338,7 +338,10 @@ def _is_valid_message(message: Message, run: str) -> bool:
 
 
 def _find_last_valid(seen: Sequence[tuple[int, Mapping[str, bytes]]]) -> int | None:
-    """Which of an actor's messages, oldest first, is its last segment; not what a life sent after another had begun."""
+    """Return the index of an actor's last segment; `seen` is oldest first.
+
+    What an incarnation sent after a later one had begun does not count.
+    """
     last, owner = None, -1
     for index, (offset, about) in enumerate(seen):
         kind, life = about.get("kind"), int.from_bytes(about.get("life", b""), "little")
@@ -350,19 +353,19 @@ def _find_last_valid(seen: Sequence[tuple[int, Mapping[str, bytes]]]) -> int | N
 
 
 class _PartitionState:
-    """One partition, as the reader keeps account of it."""
+    """The reader's progress in one partition."""
 
     def __init__(self, offset: int, done: tuple[int, ...], limit: int) -> None:
-        self.next = offset  # everything in front of it has been handed out or needs no handing out
+        self.next = offset  # everything before it was handed out or skipped
         self.done = set(done)  # offsets at or above the low mark that were learned from
-        self.held: dict[int, int] = {}  # offset → actor of what is with the learner
+        self.held: dict[int, int] = {}  # offset → actor, of segments that the learner holds
         self.limit = limit
         self.paused = False
 
     @property
     def low(self) -> int:
-        """In front of it everything was learned from."""
-        return next(iter(self.held), self.next)  # they came in order
+        """The offset before which everything was learned from."""
+        return next(iter(self.held), self.next)  # offsets were added in order
 
     def release(self, offset: int) -> None:
         first = offset == self.low
@@ -375,24 +378,26 @@ class _PartitionState:
 
 @dataclass(slots=True)
 class _ActorProgress:
-    """One actor, as the reader keeps account of it: what a Read tells."""
+    """The reader's progress with one actor: the contents of a ReadProgress."""
 
     next: int = -1
-    due: int | None = None  # the number of this life's next segment, once it has sent one
-    may_have_missed_begin: bool = True  # whether a life may have begun that was not read of
+    due: int | None = None  # sequence number of this incarnation's next segment, once it has sent one
+    may_have_missed_begin: bool = True  # whether an incarnation may have begun in messages that were not read
     held: dict[int, None] = field(default_factory=dict)  # sequence numbers
     life: int = -1
     refused: tuple[int, str] | None = None
     shift: int = 0
-    unreported_releases: int = 0  # segments that were released and not yet told of
+    unreported_releases: int = 0  # segments that were released and not reported yet
 
     def read(self) -> ReadProgress:
         return ReadProgress(self.next, tuple(self.held), self.life, self.refused, self.shift)
 
 
 class KafkaReader:
-    """A Channel as its one reader holds it. It takes its messages from `feed`, one at a time, so that what it has in memory
-    is bounded however much the topic holds."""
+    """A Channel, reader side.
+
+    It takes messages from `feed` one at a time, so its memory is bounded however much the topic holds.
+    """
 
     def __init__(
         self,
@@ -405,28 +410,26 @@ class KafkaReader:
         lives: Mapping[int, int] | None = None,
         letters: DeadLetterQueue | None = None,
     ) -> None:
-        """`marks` says for each partition where to begin: its low mark, and what was learned from behind that; `lives`, who had
-        begun until then; `letters` is where messages go that are not valid."""
+        """`marks` is where to begin in each partition: its low mark, and offsets above it that were learned from.
+
+        `lives` are the incarnations that had begun until then; `letters` receives invalid messages.
+        """
         self._connection, self._partition_reader, self._spec = connection, feed, spec
         self._num_actors = num_actors
         self._topic, self._run, self._id = connection.topic(EXPERIENCES), connection.run, topic_id(connection)
         self._own = connection.run.encode()
         self._sender = KafkaSender(connection)
         self._dead_letters = letters or DeadLetterQueue(connection, "learner")
-        self.metadata = feed.metadata()  # whose offsets these are; without subscriptions it never changes
+        self.metadata = feed.metadata()  # consumer group metadata; without subscriptions it never changes
         self._ready: deque[Segment] = deque()
-        self._spare: deque[Segment] = deque(
-            maxlen=MIN_UNRELEASED
-        )  # fresh memory for each would cost as much as reading it
+        self._spare: deque[Segment] = deque(maxlen=MIN_UNRELEASED)  # allocation costs as much as reading
         self._slots: dict[int, tuple[int, int]] = {}  # segment's slot → partition, offset
         self._next_slot = 0
         self._actor_progress: defaultdict[int, _ActorProgress] = defaultdict(_ActorProgress)
         for actor, life in (lives or {}).items():
             self._actor_progress[actor].life = life
-        self._report_every = max(
-            1, slots // 8
-        )  # so many at once: a message for each would cost as much as a small segment
-        self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # who began, and whether in the place of another
+        self._report_every = max(1, slots // 8)  # a report per release would cost as much as a small segment
+        self.joined: deque[tuple[int, bool]] = deque(maxlen=1024)  # actors that began, and whether in place of another
         self.dropped: Counter[str] = Counter()
         self._came = [0, 0, 0.0]  # segments, their bytes, and the newest one's age in seconds
         self.partitions: dict[int, _PartitionState] = {}
@@ -436,7 +439,7 @@ class KafkaReader:
             feed.follow(self._topic, partition, offset, self._take)
 
     def blank(self, actor: int) -> Segment | None:
-        """Nothing is written here."""
+        """Return None: this side only reads."""
         return None
 
     def offer(self, segment: Segment) -> bool:
@@ -455,17 +458,17 @@ class KafkaReader:
         partition, offset = self._slots.pop(segment.slot)
         home, account = self.partitions[partition], self._actor_progress[segment.header.actor]
         home.release(offset)
-        if home.paused and len(home.held) <= home.limit // 2:  # not for each one: it takes a moment
+        if home.paused and len(home.held) <= home.limit // 2:  # not for every release: resuming takes a moment
             home.paused = False
             self._partition_reader.hold(self._topic, partition, on=False)
-        account.held.pop(segment.header.sequence, None)  # twice there only if somebody sent it twice
+        account.held.pop(segment.header.sequence, None)  # absent only if the segment was sent twice
         account.unreported_releases += 1
         if account.unreported_releases >= self._report_every:
             self._tell(segment.header.actor, account)
-        self._spare.append(Segment(segment.spec, segment.columns))  # its header stays with who has it
+        self._spare.append(Segment(segment.spec, segment.columns))  # users of the old object keep its header
 
     def place(self, actor: int, shift: int) -> None:
-        """Let an actor know which round its next segment is for: its number and this."""
+        """Report to an actor the `shift` from its next sequence number to the round that this segment is for."""
         account = self._actor_progress[actor]
         if account.shift != shift:
             account.shift = shift
@@ -478,20 +481,20 @@ class KafkaReader:
         Primer(self._connection, len(self.partitions)).prime(actor, sequence, state)
 
     def mark(self) -> Tree:
-        """Where another reader goes on, for a checkpoint."""
+        """Return where another reader continues, for a checkpoint."""
         marks = [[number, low, done] for number, (low, done) in self.marks().items()]
         lives = [[actor, account.life] for actor, account in self._actor_progress.items()]
         return {"topic": self._id, "marks": marks, "lives": lives}
 
     def marks(self) -> Marks:
-        """Where another reader goes on, by partition."""
+        """Return where another reader continues, by partition."""
         return {
             number: (home.low, sorted(offset for offset in home.done if offset >= home.low))
             for number, home in self.partitions.items()
         }
 
     def offsets(self) -> list[Any]:
-        """The same as Kafka commits it."""
+        """Return the same positions in the form that Kafka commits."""
         place = import_kafka().TopicPartition
         return [place(self._topic, number, home.low) for number, home in self.partitions.items()]
 
@@ -500,14 +503,14 @@ class KafkaReader:
         return {"kafka/lag": self.lag(), "kafka/segments": segments, "kafka/bytes": size, "kafka/age_s": age_s}
 
     def lag(self) -> int:
-        """How many messages wait in the topic behind what was read, as far as is known here; those of other runs included."""
+        """Return how many messages are not read yet, as far as known here; messages of other runs are included."""
         return sum(
             max(0, self._partition_reader.end(self._topic, number) - home.next)
             for number, home in self.partitions.items()
         )
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Wait for what is under way; whether all of it was written down."""
+        """Report releases and wait for messages in flight; return whether all were acknowledged."""
         self._report_all()
         self._dead_letters.close(timeout_s)
         return self._sender.flush(timeout_s) == 0
@@ -517,7 +520,7 @@ class KafkaReader:
 
     def _take(self, message: Message) -> None:
         home, offset = self.partitions[message.partition()], message.offset()
-        if offset > home.next:  # the topic no longer has what was between
+        if offset > home.next:  # the topic no longer has the messages between
             self._reset_expectations(message.partition(), unsure=True)
         home.next = offset + 1
         if offset in home.done:
@@ -538,7 +541,10 @@ class KafkaReader:
             self._reject(message, about, str(error))
 
     def _reset_expectations(self, partition: int, *, unsure: bool = False) -> None:
-        """Some of a partition's messages were not looked at: with `unsure`, beginnings perhaps among them."""
+        """Forget which segments are due after messages of a partition were skipped.
+
+        With `unsure`, the skipped messages may include a `begin`.
+        """
         for actor, account in self._actor_progress.items():
             if self._home(actor) == partition:
                 account.due, account.may_have_missed_begin = None, account.may_have_missed_begin or unsure
@@ -553,7 +559,7 @@ class KafkaReader:
             raise DamagedFile(f"it is not how actor-{actor} announces itself")
         account, life = self._actor_progress[actor], message.offset()
         account.due, account.may_have_missed_begin = None, False
-        if life > account.life:  # otherwise it was read by the reader before
+        if life > account.life:  # otherwise the previous reader has read it
             self.joined.append((actor, account.life >= 0))
             account.life = life
         account.refused = None
@@ -561,7 +567,7 @@ class KafkaReader:
 
     def _receive(self, message: Message, about: Mapping[str, bytes], actor: int) -> None:
         life, account = _header_int(about, "life"), self._actor_progress[actor]
-        if life < account.life < message.offset():  # what is in front of a life's beginning, its writer has seen
+        if life < account.life < message.offset():  # the new writer has seen what is before its `begin`
             self.dropped["overtaken"] += 1
             return
         segment = self._decoded(message, about, actor)
@@ -571,7 +577,7 @@ class KafkaReader:
         assert segment.header is not None
         if account.due is not None and segment.header.sequence > account.due:
             raise DamagedFile(f"its sequence number is {segment.header.sequence}, and {account.due} is due")
-        account.life = max(life, account.life)  # not before: a forged one would end the actor's own
+        account.life = max(life, account.life)  # only now: a forged number would end the actor's own incarnation
         account.due = max(account.due or 0, segment.header.sequence + 1)
         account.next, account.refused = max(account.next, segment.header.sequence + 1), None
         account.held[segment.header.sequence] = None
@@ -587,7 +593,7 @@ class KafkaReader:
             self._partition_reader.hold(self._topic, partition, on=True)
 
     def _decoded(self, message: Message, about: Mapping[str, bytes], actor: int) -> Segment:
-        """The segment, if the message is one of this run and its headers say the same as its contents."""
+        """Decode the segment. DamagedFile unless it belongs to this run and its headers match its contents."""
         if _header_int(about, "schema") > SEGMENT_SCHEMA:
             raise DamagedFile(
                 f"its schema is {_header_int(about, 'schema')}, newer than {SEGMENT_SCHEMA}, the newest known here"
@@ -609,12 +615,12 @@ class KafkaReader:
         return segment
 
     def _reject(self, message: Message, about: Mapping[str, bytes], reason: str) -> None:
-        """Put it aside with the reason, and let its writer know, if it is one of ours."""
+        """Forward a message to the dead-letter topic, and report it to its writer if that is one of this run."""
         self.dropped["rejected"] += 1
         self._dead_letters.refuse(message, reason)
         for actor in range(self._num_actors):
             named = about.get("run") == self._own and about.get("actor") == INT64.pack(actor)
-            if named and message.partition() == self._home(actor):  # nowhere else has it written anything
+            if named and message.partition() == self._home(actor):  # its writer writes to no other partition
                 self._actor_progress[actor].refused = (message.offset(), reason[:200])
                 self._tell(actor, self._actor_progress[actor])
 
@@ -630,14 +636,14 @@ class KafkaReader:
 
 
 class Primer:
-    """What tells actors of a resumed run where it goes on from, before any of them begins."""
+    """Tells the actors of a resumed run where to continue, before any of them begins."""
 
     def __init__(self, connection: KafkaConnection, partitions: int) -> None:
         self._connection, self._partitions = connection, partitions
         self._sender = KafkaSender(connection)
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
-        """Where the topic knows as much or more, that stays."""
+        """Write the position to the topics, unless the topic already has that segment or a later one."""
         connection, home = self._connection, partition_of(self._connection.run, actor, self._partitions)
         last = find_last_segment(connection, actor, home)
         if last is not None and last[0] >= sequence:
@@ -661,7 +667,7 @@ def _header_int(about: Mapping[str, bytes], name: str, below: int | None = None)
 
 
 def marks_at_end(connection: KafkaConnection, num_partitions: int) -> Marks:
-    """Marks that leave out everything that is in the topic now."""
+    """Return marks that skip everything that is in the topic now."""
     topic = connection.topic(EXPERIENCES)
     with open_consumer(connection) as consumer:
         return {number: (get_watermarks(consumer, topic, number)[1], []) for number in range(num_partitions)}

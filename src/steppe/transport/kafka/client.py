@@ -1,4 +1,4 @@
-"""Kafka: how a process reaches the brokers, the topics and what they must be like, and reading them.
+"""Kafka: how a process connects to the brokers, which topics exist with which settings, and how they are read.
 
     experiences           16 partitions   key run/actor    a segment is one message; an actor stays in one partition
     experiences.progress  1, compacted    key run/actor    how far the learner has read each actor: the actor's credit
@@ -6,7 +6,8 @@
     model_updates         1, compacted    key run/policy   weights; written in transactions with the offsets behind them
     metrics.* events commands.control     1 partition each: a Board (board.py)
 
-Segments are in channel.py, weights in weights.py. Nothing here subscribes: every reader says itself which offsets it is at.
+Segments are in channel.py, weights in weights.py. No consumer subscribes: every reader assigns partitions and offsets
+itself.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from steppe.core.contracts.transport import TOPICS
 
 EXPERIENCES, PROGRESS, DEAD_LETTERS = "experiences", "experiences.progress", "dead_letters"
 MODEL_UPDATES = "model_updates"
-INT64 = struct.Struct("<q")  # a number in a header
+INT64 = struct.Struct("<q")  # an integer in a header
 REACH_S = 10.0
-IDLE_CHECK_S = 5.0  # after which a reader looks whether its topics are still there
+IDLE_CHECK_S = 5.0  # idle time after which a reader checks that its topics still exist
 ACL_HINT = "docs/kafka.md (Security) lists what each role must be allowed"
-TOPIC_GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted, while no broker was lost lately
-RETRY_S = 0.05  # between two tries
+TOPIC_GONE_S = 5.0  # how long a topic may be unknown before it counts as deleted, unless a broker was lost lately
+RETRY_S = 0.05  # between two attempts
 HOUR_MS = 3_600_000
-DEAD_LETTER_BYTES = 64 << 20  # of the dead-letter topic that are kept
-MAX_DRAIN_S = 0.25  # how long one call may hand on messages that keep coming
-QUEUE_KB = 64 << 10  # of messages that have come and were not asked for yet
-MESSAGE_TIMEOUT_MS = 600_000  # how long a message waits for a broker that does not answer
+DEAD_LETTER_BYTES = 64 << 20  # retention of the dead-letter topic
+MAX_DRAIN_S = 0.25  # how long one call may handle messages that keep arriving
+QUEUE_KB = 64 << 10  # of messages that were fetched and not polled yet
+MESSAGE_TIMEOUT_MS = 600_000  # how long a message waits for a broker that does not respond
 Message: TypeAlias = Any  # confluent_kafka.Message
 Headers: TypeAlias = Mapping[str, bytes]
 
 
 def import_kafka() -> Any:
-    """The module confluent_kafka; MissingExtra where it is not installed."""
+    """Import and return confluent_kafka. MissingExtra if it is not installed."""
     try:
         import confluent_kafka
         import confluent_kafka.admin
@@ -56,34 +57,32 @@ def import_kafka() -> Any:
 
 @dataclass(frozen=True)
 class KafkaConnection:
-    """How the processes of a run reach the brokers, and what they call the topics."""
+    """How the processes of a run connect to the brokers, and how they name topics and keys."""
 
     config: KafkaConfig
     run: str
-    since: tuple[
-        tuple[str, int, int], ...
-    ] = ()  # topic, partition, and the offset in front of which nothing is this run's
+    since: tuple[tuple[str, int, int], ...] = ()  # topic, partition, first offset that may be this run's
 
     def topic(self, name: str) -> str:
         return self.config.prefix + name
 
     @property
     def name(self) -> str:
-        """The run's own; behind it, `run` has what tells it from others of the same name."""
+        """The run's name as the user knows it: `run` without the suffix that distinguishes runs of the same name."""
         return self.run.partition("~")[0]
 
     def ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
-        """Of what may be this run's in a partition; all of it where the topic was made anew since."""
+        """Return first and end offset of what may be this run's; of the whole partition if the topic was recreated."""
         low, high = get_watermarks(consumer, topic, partition)
         begun = max((offset for name, number, offset in self.since if (name, number) == (topic, partition)), default=0)
         return (max(low, begun) if begun <= high else low), high
 
     def key(self, what: object) -> bytes:
-        """Of messages that belong to a part of this run."""
+        """Return the key of messages that belong to a part of this run."""
         return f"{self.run}/{what}".encode()
 
     def producer(self, **more: Any) -> Any:
-        """Idempotent: what it sends arrives once and in order, as long as it lives."""
+        """Return an idempotent producer: while it lives, its messages arrive exactly once and in order."""
         settings = {
             "enable.idempotence": True,
             "acks": "all",
@@ -96,7 +95,10 @@ class KafkaConnection:
         return import_kafka().Producer({**self._client(), **settings, **more}, logger=get_logger())
 
     def consumer(self, group: str | None = None) -> Any:
-        """Reads what is committed, from offsets that the caller sets; a group is only a name to commit under."""
+        """Return a consumer of committed messages; the caller sets the offsets.
+
+        `group` is only the name under which offsets are committed.
+        """
         settings = {
             "group.id": group or f"steppe-{uuid.uuid4().hex}",
             "enable.auto.commit": False,
@@ -122,7 +124,7 @@ class KafkaConnection:
         return self.config.max_message_mb << 20
 
     def fetch_metadata(self, timeout_s: float = REACH_S) -> Any:
-        """The cluster's metadata; Unreachable when no broker answers."""
+        """Return the cluster's metadata. Unreachable if no broker responds."""
         try:
             return self.admin().list_topics(timeout=timeout_s)
         except import_kafka().KafkaException as error:
@@ -134,15 +136,15 @@ class KafkaConnection:
     def _client(self) -> dict[str, Any]:
         if self.config.address is None:
             raise ConfigError("runtime 'kafka' needs the brokers' address: --kafka HOST:PORT, or kafka.address")
-        # Not "rebootstrap": while all brokers are away the client would give up those it knows, and a transaction's offsets
-        # go on to the group's coordinator among them for a minute after it is back.
+        # Not "rebootstrap": while all brokers are down, the client would drop those it knows, among them the group's
+        # coordinator, to which a transaction's offsets would still be sent for a minute after it is back.
         quick = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 500, "metadata.recovery.strategy": "none"}
         known = {"bootstrap.servers": self.config.address, "client.id": "steppe", "error_cb": _on_client_error}
         return {**known, **quick, "log_level": 2, "topic.metadata.propagation.max.ms": 5_000, **security(self.config)}
 
 
 def security(config: KafkaConfig) -> dict[str, Any]:
-    """What a client must know to be let in; secrets come from the environment alone."""
+    """Return the client settings for encryption and authentication; secrets come only from environment variables."""
     sasl, tls = config.security.startswith("sasl"), config.security.endswith("tls")
     protocol = {
         (False, False): "plaintext",
@@ -168,7 +170,7 @@ def security(config: KafkaConfig) -> dict[str, Any]:
 
 
 def ensure_topics(connection: KafkaConnection, timeout_s: float = 30.0) -> list[str]:
-    """Create the topics that are missing. Returns in words what those that were there are not like they should be."""
+    """Create missing topics. Returns one sentence for each setting in which an existing topic differs."""
     kafka, wanted = import_kafka(), topic_settings(connection)
     there = connection.fetch_metadata().topics
     missing = [name for name in wanted if name not in there]
@@ -188,8 +190,8 @@ def ensure_topics(connection: KafkaConnection, timeout_s: float = 30.0) -> list[
 
 
 def topic_settings(connection: KafkaConnection) -> dict[str, tuple[int, dict[str, str]]]:
-    """The partitions and settings that each topic is to have."""
-    # The brokers' clock counts: what a sender with a wrong one wrote would be refused, or deleted at once.
+    """Return the partitions and settings that each topic should have."""
+    # Use the brokers' clock: with a sender's wrong clock, messages would be rejected, or deleted at once.
     ours = {"message.timestamp.type": "LogAppendTime"}
     config, most = connection.config, {"max.message.bytes": str(connection.max_bytes + (64 << 10)), **ours}
     compact = {"cleanup.policy": "compact", "segment.ms": str(HOUR_MS), **most}
@@ -210,7 +212,7 @@ def topic_settings(connection: KafkaConnection) -> dict[str, tuple[int, dict[str
             {
                 **kept,
                 "retention.bytes": str(DEAD_LETTER_BYTES),
-                "segment.bytes": str(DEAD_LETTER_BYTES >> 2),  # only whole files of the log are deleted
+                "segment.bytes": str(DEAD_LETTER_BYTES >> 2),  # retention deletes whole log segments only
             },
         ),
         MODEL_UPDATES: (1, compact),
@@ -243,7 +245,7 @@ def _find_config_drift(
 
 
 def _await_topics(connection: KafkaConnection, names: list[str], timeout_s: float) -> None:
-    """A topic that was just created has no leader for a moment."""
+    """Wait until the topics have leaders: a new topic has none for a moment."""
     until = time.monotonic() + timeout_s
     while True:
         there = connection.fetch_metadata().topics
@@ -261,7 +263,7 @@ def _led(topic: Any) -> bool:
 
 
 def count_partitions(connection: KafkaConnection) -> int:
-    """How many partitions experiences really has; RunFailed where it is gone."""
+    """Return how many partitions experiences has at the broker. RunFailed if the topic does not exist."""
     name = connection.topic(EXPERIENCES)
     topic = connection.fetch_metadata().topics.get(name)
     if topic is None or not topic.partitions:
@@ -273,7 +275,7 @@ def count_partitions(connection: KafkaConnection) -> int:
 
 
 def topic_id(connection: KafkaConnection) -> str:
-    """What no other topic of the name of experiences had before or will have: offsets are those of one topic."""
+    """Return the unique ID of the topic experiences. Offsets are valid for one ID: a recreated topic has another."""
     name, admin = connection.topic(EXPERIENCES), connection.admin()
     asked = admin.describe_topics(import_kafka().TopicCollection([name]), request_timeout=REACH_S)
     try:
@@ -284,12 +286,12 @@ def topic_id(connection: KafkaConnection) -> str:
 
 
 def partition_of(run: str, actor: int, num_partitions: int) -> int:
-    """The partition of an actor's segments: neighbours in different ones, runs beginning in different ones."""
+    """Return the partition of an actor's segments, which spreads consecutive actors, and runs, over partitions."""
     return (zlib.crc32(run.encode()) + actor) % num_partitions
 
 
 def decode_headers(message: Message) -> dict[str, bytes]:
-    """Name → bytes; of a name that occurs twice the last. Nothing where a name is not text."""
+    """Return the headers by name; of duplicates the last one. Empty if a name is not valid text."""
     try:
         return {name: value or b"" for name, value in message.headers() or ()}
     except (UnicodeDecodeError, SystemError):
@@ -297,13 +299,13 @@ def decode_headers(message: Message) -> dict[str, bytes]:
 
 
 def get_watermarks(consumer: Any, topic: str, partition: int = 0) -> tuple[int, int]:
-    """The first offset of a partition and the one after its last."""
+    """Return the first offset of a partition and its end offset. Unreachable if no broker knows them in time."""
     kafka, until = import_kafka(), time.monotonic() + REACH_S
     while True:
         try:
             low, high = consumer.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=REACH_S)
             return int(low), int(high)
-        except kafka.KafkaException as error:  # a broker may not know yet that it leads a partition
+        except kafka.KafkaException as error:  # a broker may not know yet that it leads the partition
             if time.monotonic() > until or not is_transient(error):
                 require_allowed(consumer, topic)
                 raise Unreachable(f"the end of {topic}[{partition}] cannot be found: {describe_error(error)}") from None
@@ -311,8 +313,7 @@ def get_watermarks(consumer: Any, topic: str, partition: int = 0) -> tuple[int, 
 
 
 def find_offset_at(consumer: Any, topic: str, since_s: float) -> int:
-    """The offset of the first message that was written down at that time or later, by the brokers' clock; of the next one, if
-    none was."""
+    """Return the offset of the first message written at `since_s` or later (brokers' clock); else the end offset."""
     kafka, (_, end) = import_kafka(), get_watermarks(consumer, topic)
     try:
         (found,) = consumer.offsets_for_times([kafka.TopicPartition(topic, 0, int(since_s * 1000))], timeout=REACH_S)
@@ -322,7 +323,7 @@ def find_offset_at(consumer: Any, topic: str, since_s: float) -> int:
 
 
 def is_transient(error: Any) -> bool:
-    """Whether the same may work in a moment: brokers that are away, start, or elect, and do not know their topics yet."""
+    """Whether a retry may succeed: a broker is down, starting, electing a leader, or does not know its topics yet."""
     inner = error.args[0] if isinstance(error, import_kafka().KafkaException) and error.args else error
     known = import_kafka().KafkaError
     names = [
@@ -353,13 +354,13 @@ def is_transient(error: Any) -> bool:
 
 
 def is_unknown_topic(error: Any) -> bool:
-    """Whether a broker says that it does not know a topic or a partition."""
+    """Whether a broker reports an unknown topic or partition."""
     known = import_kafka().KafkaError
     return error.code() in (known._UNKNOWN_PARTITION, known._UNKNOWN_TOPIC, known.UNKNOWN_TOPIC_OR_PART)
 
 
 def lost_broker_within(within_s: float) -> bool:
-    """Whether this process lost a broker so lately: one that has just come back may not know its topics yet."""
+    """Whether this process lost a broker in the last `within_s`: after a restart it may not know its topics yet."""
     return time.monotonic() - _broker_lost_s[0] < within_s
 
 
@@ -371,7 +372,7 @@ def find_newest(
     before: int | None = None,
     since: int = 0,
 ) -> tuple[Message | None, int]:
-    """The last message of a partition that is wanted, from `since` on, and the partition's end (or `before`)."""
+    """Return the last message from `since` on that is `wanted`, or None, and the end offset (or `before`)."""
     with open_consumer(connection) as consumer:
         low, high = connection.ends(consumer, topic, partition)
         low, high = max(low, since), high if before is None else before
@@ -383,7 +384,7 @@ def find_newest(
 
 
 def read_backwards(consumer: Any, topic: str, partition: int, low: int, end: int) -> Iterator[list[Message]]:
-    """What is in a partition in front of an offset, from there on back, in growing steps."""
+    """Yield the messages of a partition before `end`, newest batch first, in growing batches."""
     step = 8
     while end > low:
         start = max(low, end - step)
@@ -393,7 +394,7 @@ def read_backwards(consumer: Any, topic: str, partition: int, low: int, end: int
 
 @contextlib.contextmanager
 def open_consumer(connection: KafkaConnection) -> Iterator[Any]:
-    """A consumer for a moment."""
+    """Open a consumer for the duration of a with block."""
     consumer = connection.consumer()
     try:
         yield consumer
@@ -402,7 +403,7 @@ def open_consumer(connection: KafkaConnection) -> Iterator[Any]:
 
 
 def read_range(consumer: Any, topic: str, partition: int, start: int, end: int) -> list[Message]:
-    """The messages from one offset to before another, as far as they are there."""
+    """Return the messages from offset `start` to before `end` that exist. Unreachable if none arrive in time."""
     kafka, found = import_kafka(), []
     consumer.assign([kafka.TopicPartition(topic, partition, start)])
     until = time.monotonic() + REACH_S
@@ -425,29 +426,29 @@ def read_range(consumer: Any, topic: str, partition: int, start: int, end: int) 
 
 
 class PartitionReader:
-    """What comes in on several partitions through one connection: each message goes to whoever follows its topic."""
+    """Reads several partitions over one connection and passes each message to the handler of its partition."""
 
     def __init__(self, connection: KafkaConnection, group: str | None = None) -> None:
         self._kafka = import_kafka()
         self._consumer, self._wait_s = connection.consumer(group), connection.config.wait_s
         self._handlers: dict[tuple[str, int], Callable[[Message], None]] = {}
-        self._read: dict[tuple[str, int], int] = {}  # the offset up to which everything was handed on
-        self.failure: str | None = None  # what the broker said last, while it does not answer
-        self._seen_s = time.monotonic()  # when something came last, or was looked for
+        self._read: dict[tuple[str, int], int] = {}  # the offset before which every message was handled
+        self.failure: str | None = None  # the broker's last error, while it does not respond
+        self._seen_s = time.monotonic()  # when a message last arrived, or the topics were last checked
 
     def follow(self, topic: str, partition: int, offset: int, take: Callable[[Message], None]) -> None:
-        """Hand every message from this offset on to `take`."""
+        """Pass every message from this offset on to `take`."""
         if all(topic != known for known, _ in self._handlers):
-            # The client asks once who leads a new topic: if its connections are not up by then, again after a second.
+            # The client looks up a new topic's leader once; if it is not connected by then, it retries after a second.
             with contextlib.suppress(self._kafka.KafkaException):
                 self._consumer.list_topics(topic, timeout=1.0)
         self._handlers[topic, partition] = take
         self._read[topic, partition] = offset
-        # Not all of them anew: what is held stays so, and nothing is fetched twice.
+        # Not a full reassignment: paused partitions stay paused, and nothing is fetched twice.
         self._consumer.incremental_assign([self._kafka.TopicPartition(topic, partition, offset)])
 
     def one(self, timeout_s: float = 0.0) -> bool:
-        """Hand on the next message, waiting for it if asked to; whether there was something."""
+        """Handle the next message, waiting up to `timeout_s` for it; return whether there was a message or an error."""
         message = self._consumer.poll(timeout_s)
         if message is None:
             self._check_topics()
@@ -464,7 +465,10 @@ class PartitionReader:
         return True
 
     def progress(self, timeout_s: float = 0.0) -> bool:
-        """Hand on what is here, for a bounded time, waiting for the first if asked to; whether there was something."""
+        """Handle the messages that are available, for a bounded time; return whether there was one.
+
+        Waits up to `timeout_s` for the first.
+        """
         if not self.one(timeout_s):
             return False
         until = time.monotonic() + MAX_DRAIN_S
@@ -473,7 +477,7 @@ class PartitionReader:
         return True
 
     def catch_up(self, timeout_s: float = REACH_S) -> bool:
-        """Hand on everything that was committed before this call; whether brokers answered and that was done in time."""
+        """Handle every message committed before this call; return whether brokers responded and it was done in time."""
         until = time.monotonic() + timeout_s
         for topic, partition in self._handlers:
             try:
@@ -487,7 +491,7 @@ class PartitionReader:
         return True
 
     def hold(self, topic: str, partition: int, *, on: bool) -> None:
-        """Bring no more of a partition for now; or again."""
+        """Pause a partition, or resume it."""
         places = [self._kafka.TopicPartition(topic, partition, self._read[topic, partition])]
         if on:
             self._consumer.pause(places)
@@ -495,12 +499,12 @@ class PartitionReader:
             self._consumer.resume(places)
 
     def end(self, topic: str, partition: int) -> int:
-        """The offset behind a partition's last message, as the broker said with what it sent last."""
+        """Return a partition's end offset, as the broker last reported it."""
         place = self._kafka.TopicPartition(topic, partition)
         return int(self._consumer.get_watermark_offsets(place, cached=True)[1])
 
     def metadata(self) -> Any:
-        """Whose offsets these are, for a transaction."""
+        """Return the consumer group metadata, for committing offsets in a transaction."""
         return self._consumer.consumer_group_metadata()
 
     def close(self) -> None:
@@ -509,7 +513,7 @@ class PartitionReader:
     def _heed(self, error: Any, where: tuple[str | None, int | None], offset: int | None) -> None:
         if _is_partition_eof(error):
             if where in self._read and offset is not None and offset >= 0:
-                self._read[where] = max(self._read[where], offset)  # past what a transaction left besides messages
+                self._read[where] = max(self._read[where], offset)  # past a transaction's control records
             return
         code = error.code()
         if code in (self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, self._kafka.KafkaError._UNKNOWN_TOPIC):
@@ -520,7 +524,7 @@ class PartitionReader:
         self.failure = error.str()
 
     def _check_topics(self) -> None:
-        """Where nothing comes for long: a topic that was deleted is not an error to the client, only silent."""
+        """Check the topics after a long idle time: the client reports no error for a deleted topic."""
         if time.monotonic() - self._seen_s < IDLE_CHECK_S:
             return
         self._seen_s = time.monotonic()
@@ -531,15 +535,15 @@ class PartitionReader:
                     self._require(topic)
 
     def _require(self, topic: str) -> None:
-        """RunFailed when brokers say for a while that there is no such topic; one that does not answer says nothing."""
+        """Raise RunFailed if brokers keep reporting that the topic is unknown; no response proves nothing."""
         if lost_broker_within(self._wait_s):
-            return  # it is looked for again
+            return  # checked again later
         until = time.monotonic() + TOPIC_GONE_S
         while time.monotonic() < until:
             try:
                 known = self._consumer.list_topics(topic, timeout=TOPIC_GONE_S).topics.get(topic)
             except self._kafka.KafkaException:
-                return  # it is away: its topics are looked for when it is back
+                return  # the broker is down: the topic is checked when it is back
             if known is not None and known.error is None:
                 return
             time.sleep(0.25)
@@ -552,7 +556,7 @@ def _is_partition_eof(error: Any) -> bool:
 
 
 def is_denied(error: Any) -> bool:
-    """Whether brokers do not let this process do it: that will be so again."""
+    """Whether brokers deny this process the operation, so that a retry is useless."""
     codes = import_kafka().KafkaError
     return error.code() in (
         codes.TOPIC_AUTHORIZATION_FAILED,
@@ -563,7 +567,7 @@ def is_denied(error: Any) -> bool:
 
 
 def describe_error(error: Any) -> str:
-    """What a client or a broker said, with what to do where something is not allowed."""
+    """Return the message of a client or broker error, with a hint if the operation is denied."""
     inner = error.args[0] if isinstance(error, import_kafka().KafkaException) and error.args else error
     if not hasattr(inner, "str"):
         return str(inner)
@@ -572,7 +576,7 @@ def describe_error(error: Any) -> str:
 
 @contextlib.contextmanager
 def map_produce_errors(topic: str) -> Iterator[None]:
-    """RunFailed where the client knows already that it may not write there; BufferError where it cannot just now."""
+    """Raise RunFailed if writing to the topic is denied, BufferError if it is not possible at the moment."""
     try:
         yield
     except import_kafka().KafkaException as error:
@@ -584,25 +588,25 @@ def map_produce_errors(topic: str) -> Iterator[None]:
 
 
 def require_allowed(consumer: Any, topic: str) -> None:
-    """RunFailed where this process may not even know of the topic: brokers then say that there is none, unless asked for it."""
+    """Raise RunFailed if the topic is denied: brokers list such a topic as missing, unless it is requested by name."""
     try:
         known = consumer.list_topics(topic, timeout=REACH_S).topics.get(topic)
     except import_kafka().KafkaException:
-        return  # brokers that do not answer do not forbid
+        return  # no response is no denial
     if known is not None and known.error is not None and is_denied(known.error):
         raise RunFailed(f"the topic {topic} cannot be used: {describe_error(known.error)}")
 
 
-_broker_lost_s = [-math.inf]  # when a client of this process lost a broker last
+_broker_lost_s = [-math.inf]  # when a client of this process last lost a broker
 
 
 def _on_client_error(error: Any) -> None:
-    """Clients reconnect by themselves; what they say about it goes to the log. A missing topic is no lost broker."""
+    """Log a client error and record a lost broker; clients reconnect by themselves. An unknown topic does not count."""
     if is_transient(error) and not is_unknown_topic(error):
         _broker_lost_s[0] = time.monotonic()
     get_logger().info("kafka: %s", error)
 
 
 def get_logger() -> logging.Logger:
-    """Where clients say what happens to their connections."""
+    """Return the logger for connection events of Kafka clients."""
     return logging.getLogger("steppe.kafka")

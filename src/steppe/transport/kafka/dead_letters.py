@@ -1,6 +1,7 @@
 """The dead-letter topic: records that failed validation, cut to 4 KiB, with the reason and where they came from.
 
-A record that is refused here has been passed over by its reader, whose offset moves on. Parking never blocks or fails a reader.
+The reader skips a rejected record: its offset advances. Writing to the dead-letter topic never blocks or fails a
+reader.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from steppe.transport.kafka.client import (
     import_kafka,
 )
 
-KEPT_BYTES = 4 << 10  # of a record's value
-REPORT_INTERVAL_S = 1.0  # between two sums
-_HEADERS, _NAME, _VALUE, _REASON = 16, 64, 256, 500  # the original headers that are kept, and how much of them
+KEPT_BYTES = 4 << 10  # of a record's value that are kept
+REPORT_INTERVAL_S = 1.0  # minimum time between two reports
+_HEADERS, _NAME, _VALUE, _REASON = 16, 64, 256, 500  # kept: number of headers; lengths of name, value, reason
 
 
 class DeadLetterQueue:
-    """Parks what one reader refuses, counts it by topic, and tells the sum at most once a second."""
+    """Forwards records that one reader rejects, counts them by topic, and reports the counts at most once a second."""
 
     def __init__(
         self,
@@ -47,23 +48,26 @@ class DeadLetterQueue:
         self._reported_s = float("-inf")
 
     def refuse(self, message: Message, reason: str) -> None:
-        """Park a record and count it."""
+        """Forward a rejected record to the dead-letter topic and count it."""
         topic = str(message.topic()).removeprefix(self._connection.config.prefix)
         self.refused[topic] += 1
         self._unreported[topic] += 1
         self._last = (topic, reason)
-        with contextlib.suppress(BufferError, import_kafka().KafkaException):  # counted all the same
+        with contextlib.suppress(BufferError, import_kafka().KafkaException):  # counted even if not sent
             self._send(message, topic, reason)
 
     def progress(self) -> None:
-        """Send, and tell what was refused if the last time is long enough ago. Cheap when nothing was."""
+        """Serve the producer, and report rejections if the last report is at least REPORT_INTERVAL_S old.
+
+        Cheap when nothing was rejected.
+        """
         if self._producer is not None:
             self._producer.poll(0)
         if self._unreported and self._clock() - self._reported_s >= REPORT_INTERVAL_S:
             self.report_refused()
 
     def report_refused(self) -> None:
-        """Tell now what was refused since the last sum."""
+        """Report now what was rejected since the last report."""
         if not self._unreported:
             return
         counts, (topic, reason) = dict(self._unreported), self._last
@@ -75,7 +79,7 @@ class DeadLetterQueue:
             self._tell({"message": f"{words}; the last one on {topic}: {reason}"[:_REASON], "refused": counts})
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Tell and send what is left."""
+        """Report and send what is pending."""
         with contextlib.suppress(SteppeError):
             self.report_refused()
         if self._producer is not None:

@@ -1,9 +1,10 @@
-"""A Kafka broker on this machine, for development and tests: jars by their Maven coordinates, checked, in a directory of
-their own; one Java process in KRaft mode on loopback.
+"""A Kafka broker on this machine, for development and tests: one Java process in KRaft mode on loopback.
+
+The jars come from Maven by their coordinates, are verified, and have their own directory.
 
     $STEPPE_KAFKA_HOME, or ~/.cache/steppe/kafka
-      jars-VERSION/     what kafka-jars.lock lists, each with its sha256
-      broker/           server.properties, data/, broker.log, broker.json with the process's id
+      jars-VERSION/     the files that kafka-jars.lock lists, each with its sha256
+      broker/           server.properties, data/, broker.log, broker.json with the process ID
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ HEAP_MB = 256
 
 
 class BrokerProcess(msgspec.Struct, frozen=True):
-    """The process of a broker, as broker.json names it."""
+    """The process of a broker, as stored in broker.json."""
 
     pid: int
-    started: int  # in the kernel's ticks: a pid alone may have become another's
+    started: int  # in clock ticks since boot: a pid alone may have been reused
     address: str
 
 
@@ -53,16 +54,16 @@ class DevBroker:
     home: Path
     jars: Path
     heap_mb: int = HEAP_MB
-    host: str = "127.0.0.1"  # the address that it listens on and is known by
+    host: str = "127.0.0.1"  # the address that it listens on and advertises
 
     @classmethod
     def default(cls) -> DevBroker:
-        """The one of `steppe kafka up`."""
+        """Return the broker of `steppe kafka up`."""
         cache = cache_directory()
         return cls(cache / "broker", cache / f"jars-{VERSION}")
 
     def running(self) -> BrokerProcess | None:
-        """The process, if it is there."""
+        """Return the broker's process if it is running."""
         try:
             known = msgspec.json.decode((self.home / "broker.json").read_bytes(), type=BrokerProcess)
         except (OSError, msgspec.DecodeError):
@@ -70,7 +71,10 @@ class DevBroker:
         return known if _process_start_ticks(known.pid) == known.started else None
 
     def up(self, port: int = 9092) -> BrokerProcess:
-        """Start it and wait until it answers; with port 0, on one that is free. Does nothing where it runs already."""
+        """Start the broker unless it is running, and wait until it accepts connections; port 0 chooses a port.
+
+        Port 0 reuses the previous port, or else takes a free one.
+        """
         if (known := self.running()) is not None:
             return known
         java = find_java()
@@ -87,13 +91,13 @@ class DevBroker:
         return running
 
     def describe_crash(self) -> str:
-        """In words, that it ended without being asked to; nothing where it did not."""
+        """Return a clause that says that the broker ended without being stopped; empty if it did not."""
         if self.running() is not None or not (self.home / "broker.json").exists():
             return ""
         return f", and the last one was not stopped ({self.describe_last_error()})"
 
     def down(self, timeout_s: float = STOP_S) -> bool:
-        """Stop it, by force after `timeout_s`; whether there was one."""
+        """Stop the broker, with SIGKILL after `timeout_s`; return whether it was running."""
         known = self.running()
         if known is None:
             return False
@@ -106,7 +110,7 @@ class DevBroker:
         return True
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the broker with SIGKILL, as a crash would."""
         if (known := self.running()) is not None:
             self._signal(known, signal.SIGKILL)
             while self.running() is not None:
@@ -117,7 +121,7 @@ class DevBroker:
             os.kill(known.pid, number)
 
     def _previous_port(self) -> int | None:
-        """The port it had before: whoever knows its address finds it there again."""
+        """Return the port it had before, so that clients with its address find it again."""
         found = re.search(r"advertised.listeners=\w+://[\w.]+:(\d+)", self._text("server.properties"))
         return int(found[1]) if found else None
 
@@ -132,7 +136,7 @@ class DevBroker:
         write_atomic(self.home / "server.properties", text.encode())
 
     def settings(self, port: int) -> dict[str, object]:
-        """Of server.properties."""
+        """Return the contents of server.properties."""
         controller = _free_port()
         return {
             "process.roles": "broker,controller",
@@ -142,7 +146,7 @@ class DevBroker:
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             "broker.heartbeat.interval.ms": 500,
-            "broker.session.timeout.ms": 2_000,  # as long, after a crash, the controller waits for who is dead
+            "broker.session.timeout.ms": 2_000,  # how long the controller waits for a dead broker after a crash
             "log.dirs": self.home / "data",
             "auto.create.topics.enable": "false",
             "offsets.topic.replication.factor": 1,
@@ -161,7 +165,7 @@ class DevBroker:
         }
 
     def format_arguments(self) -> list[str]:
-        """What its storage is made with."""
+        """Return the arguments of the storage tool that formats the data directory."""
         return ["format", "--cluster-id", _cluster_id(), "--config", str(self.home / "server.properties")]
 
     def _format(self, java: str) -> None:
@@ -173,7 +177,7 @@ class DevBroker:
             raise UsageError(f"the broker's storage in {self.home} cannot be made: {done.stderr.strip()[-400:]}")
 
     def _start(self, java: str) -> int:
-        """Not by subprocess: the broker outlives this process, which need not look after it."""
+        """Spawn the broker and return its pid; not with subprocess, as the broker outlives this process."""
         words = [*self._java(java), "kafka.Kafka", str(self.home / "server.properties")]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing, log = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), str(self.home / "broker.log")
@@ -197,14 +201,14 @@ class DevBroker:
         raise Unreachable(f"the broker did not answer within {START_S:g} s: {self.describe_last_error()}")
 
     def describe_last_error(self) -> str:
-        """Where its output is, and of that the last line that says what went wrong."""
+        """Return the path of the broker's log and the last line in it that reports an error."""
         lines = self._text("broker.log").splitlines()
         wrong = [line for line in lines if "Exception: " in line] or [line for line in lines if "ERROR" in line]
         return f"its output is in {self.home / 'broker.log'}: {wrong[-1].strip()[:300] if wrong else 'no errors'}"
 
 
 def cache_directory() -> Path:
-    """Where jars and the usual broker are kept."""
+    """Return the directory of the jars and the default broker."""
     given = os.environ.get("STEPPE_KAFKA_HOME")
     return (
         Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steppe" / "kafka"
@@ -212,7 +216,7 @@ def cache_directory() -> Path:
 
 
 def find_java() -> str:
-    """A Java that is new enough."""
+    """Return the path of a Java that is new enough. UsageError if there is none."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if java is None:
@@ -226,7 +230,7 @@ def find_java() -> str:
 
 
 def fetch_jars(into: Path) -> Path:
-    """Have Maven bring the jars, from wherever the machine's Maven takes them, unless they are there and as they should be."""
+    """Fetch the jars with Maven into `into`, unless they are there and match the lock file; return `into`."""
     expected = read_jar_lock()
     if into.is_dir() and not find_jar_differences(into, expected):
         return into
@@ -248,13 +252,13 @@ def fetch_jars(into: Path) -> Path:
 
 
 def read_jar_lock() -> dict[str, str]:
-    """Name of each jar → its sha256."""
+    """Return the name of each jar → its sha256."""
     rows = [line.split() for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
     return {name: digest for digest, name in rows}
 
 
 def find_jar_differences(jars: Path, expected: dict[str, str]) -> list[str]:
-    """What is missing, superfluous or changed in a directory of jars, in words."""
+    """Return one sentence for each missing, unexpected or changed jar in a directory."""
     found = {path.name: path for path in jars.glob("*.jar")}
     words = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     words += [f"{name} does not belong there" for name in sorted(found.keys() - expected.keys())]
@@ -284,12 +288,15 @@ def _pom(coordinates: Sequence[str]) -> str:
 
 
 def _cluster_id() -> str:
-    """The tool that takes it reads one that begins with a dash as an option."""
+    """Return a random cluster ID without dashes: the storage tool would read a leading dash as an option."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
 
 
 def _free_port() -> int:
-    """Below those that the system gives to clients: one that tries to reach a broker which is away could get its port."""
+    """Return a free port below the ephemeral range.
+
+    In that range, a client that tries to connect to a stopped broker could be given the broker's port.
+    """
     while True:
         port = 20_000 + secrets.randbelow(10_000)
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -308,9 +315,9 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _process_start_ticks(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks; None when there is none, or only its zombie.
+    """Return when a process started, in clock ticks since boot; None if it does not exist or is a zombie.
 
-    One whose first thread has ended is there until the others have: so long it holds its port.
+    A process whose first thread has ended exists until the other threads have: until then it holds its port.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -318,7 +325,7 @@ def _process_start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     if state == b"Z" and threads == 1:
-        with contextlib.suppress(ChildProcessError):  # another's child
+        with contextlib.suppress(ChildProcessError):  # the child of another process
             os.waitpid(pid, os.WNOHANG)
         return None
     return None if state == b"X" else int(rest[18])

@@ -1,5 +1,6 @@
-"""Weights through Kafka: small ones in messages, large ones in files that messages name; each publication in a transaction with
-the offsets of the segments behind it.
+"""Weights through Kafka: small ones in messages, large ones in files that messages name.
+
+Each publication is one transaction with the offsets of the segments that it was learned from.
 
     learner ── begin ─ weights ─ offsets ─ commit ▶ model_updates[0] ▶ actors, manager
 """
@@ -41,14 +42,14 @@ from steppe.transport.kafka.client import (
 from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
 UNREADABLE_S = 30.0  # how long a reader without any weights tries to read some
-KEPT_CLAIMS = 4  # files of weights that are left for readers who are late
-PUBLISHER_KEY = "learner"  # the key of the newest press's name in model_updates
+KEPT_CLAIMS = 4  # files of weights that are kept for late readers
+PUBLISHER_KEY = "learner"  # the key in model_updates of the newest publisher's name
 MAX_UNDECODED = 32  # messages of a policy that are kept undecoded
 CALL_TIMEOUT_S = 30.0  # how long one call of a transaction may take before it is repeated
 
 
 class KafkaWeights:
-    """A WeightStore, as a reader holds it; the learner's has a press, which writes."""
+    """A WeightStore, reader side; the learner's also has a publisher, which writes."""
 
     def __init__(
         self,
@@ -58,12 +59,12 @@ class KafkaWeights:
         press: WeightPublisher | None = None,
         letters: DeadLetterQueue | None = None,
     ) -> None:
-        """`letters` is where messages go that are not valid weights."""
+        """`letters` receives messages that are not valid weights."""
         self._connection, self._claims, self._publisher = connection, claims, press
         self._dead_letters = letters or DeadLetterQueue(connection, "weights")
         self._newest: dict[str, Weights] = {}
-        self._came: defaultdict[str, list[Message]] = defaultdict(list)  # oldest first, decoded if somebody wants them
-        self.damaged: str | None = None  # why the newest message was not taken
+        self._came: defaultdict[str, list[Message]] = defaultdict(list)  # oldest first, decoded on demand
+        self.damaged: str | None = None  # why the newest message was rejected
         self._damaged_s = math.inf  # since when
         self._searched: set[str] = set()
         self._partition_reader = feed
@@ -97,18 +98,18 @@ class KafkaWeights:
         return found.copy() if found is not None and found.version > version else None
 
     def last_published_version(self, policy: str) -> int:
-        """The newest version that an earlier learner of this run has published; -1 when there was none."""
+        """Return the newest version that an earlier learner of this run has published; -1 if there is none."""
         found = self._before(policy)
         return -1 if found is None else self._decoded(policy, found).version
 
     def _seek(self, policy: str) -> None:
-        """The first time that somebody asks for a policy: what was published before this reader came."""
+        """On the first request for a policy, look for weights that were published before this reader started."""
         if policy in self._searched:
             return
         try:
             found = None if self._came[policy] else self._before(policy)
         except Unreachable:
-            return  # the next look tries again
+            return  # the next call tries again
         self._searched.add(policy)
         if found is not None:
             self._came[policy].append(found)
@@ -136,7 +137,7 @@ class KafkaWeights:
             self._decode_newest(policy)
 
     def _decode_newest(self, policy: str) -> None:
-        """Take the valid weights of the highest version; keep the old ones where none that came are what they claim."""
+        """Take the valid weights of the highest version; keep the present ones if no message has valid weights."""
         known = self._newest.get(policy)
         for message in sorted(self._came.pop(policy, []), key=_version, reverse=True):
             try:
@@ -149,7 +150,7 @@ class KafkaWeights:
                 self._dead_letters.refuse(message, str(error))
 
     def _decoded(self, policy: str, message: Message) -> Weights:
-        """The weights of a message, with the version that its header names and the layout of those before."""
+        """Decode the weights of a message. DamagedFile unless version and layout are the expected ones."""
         about = decode_headers(message)
         schema = about.get("schema", b"")
         if len(schema) != INT64.size or INT64.unpack(schema)[0] > WEIGHTS_SCHEMA:
@@ -174,17 +175,17 @@ class KafkaWeights:
 
 
 def _version(message: Message) -> int:
-    """As the header says; -1 where it does not."""
+    """Return the version in the header; -1 if there is none."""
     word = decode_headers(message).get("version", b"")
     return int(INT64.unpack(word)[0]) if len(word) == INT64.size else -1
 
 
 class WeightPublisher:
-    """Writes weights, each with the offsets of what was learned from by then, in one transaction, in a thread of its own.
+    """Publishes weights in a background thread, each in one transaction with the offsets learned from by then.
 
-    A press that is begun fences the one before it: of two learners of one run only the later can publish. It leaves its name
-    in model_updates, so that one that is fenced can tell a later learner from a broker that gave up a transaction which took
-    too long: then it begins anew, and writes the same again.
+    A new publisher fences the previous one: of two learners of one run, only the later can publish. It writes its name
+    to model_updates. So a fenced publisher can tell a later learner from a broker that aborted a slow transaction; in
+    the second case it creates a new producer and writes the same again.
     """
 
     def __init__(self, connection: KafkaConnection, inlet: KafkaReader | None, claims: Path) -> None:
@@ -202,26 +203,26 @@ class WeightPublisher:
         self._thread.start()
 
     def put(self, policy: str, weights: Weights) -> None:
-        """Write this next; one that waits for its turn is replaced. Raises what went wrong before."""
+        """Publish these next, replacing waiting weights of this policy. Raises the error of an earlier publication."""
         with self._changed:
             self.require()
             self._waiting[policy] = (weights, self._inlet.offsets() if self._inlet is not None else [])
             self._changed.notify_all()
 
     def require(self) -> None:
-        """Raise what went wrong, if something did."""
+        """Raise the error of an earlier publication, if there was one."""
         if self._error is not None:
             raise self._error
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is written; whether it is."""
+        """Wait until everything is published; return whether it is."""
         with self._changed:
             done = self._changed.wait_for(lambda: (not self._waiting and not self._busy) or self._error, timeout_s)
             self.require()
             return bool(done)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, and end."""
+        """Publish what is waiting, and stop the thread."""
         with self._changed:
             self._changed.wait_for(lambda: (not self._waiting and not self._busy) or self._error, timeout_s)
             self._closed = True
@@ -264,7 +265,7 @@ class WeightPublisher:
         self._commit(lambda: self._transact(data, key, about, offsets))
 
     def _commit(self, act: Callable[[], None]) -> None:
-        """Do it with a producer that is ready for it, however often that has to be begun anew; Overtaken by a later one."""
+        """Run `act` with a ready producer, recreated as often as needed. Overtaken if a later learner publishes."""
         while True:
             try:
                 if self._producer is None:
@@ -284,14 +285,14 @@ class WeightPublisher:
         return {"transactional.id": name, "transaction.timeout.ms": 60_000, "message.timeout.ms": 55_000}
 
     def _sign(self) -> None:
-        """Leave word that this press is the newest."""
+        """Announce this publisher in the topic as the newest, once per producer."""
         if not self._announced:
             about = {"run": self._connection.run.encode(), "press": self._name}
             self._transact(b"", self._connection.key(PUBLISHER_KEY), about, [])
             self._announced = True
 
     def _require_newest_publisher(self, why: str) -> None:
-        """Overtaken when the newest word in the topic is another's."""
+        """Raise Overtaken if another publisher has announced itself later."""
         key = self._connection.key(PUBLISHER_KEY)
         wanted = lambda message: message.key() == key and len(decode_headers(message).get("press", b"")) == 32  # noqa: E731
         while True:
@@ -314,8 +315,10 @@ class WeightPublisher:
         self._retry(lambda: self._producer.commit_transaction(CALL_TIMEOUT_S))
 
     def _retry(self, act: Any) -> None:
-        """Do it until it is done: a broker that is away comes back. _Again when the transaction has to begin anew, _Lost
-        when the producer has to."""
+        """Repeat `act` until it succeeds, as a broker that is down may come back.
+
+        _TransactionAborted: the transaction has to be repeated. _ProducerFenced: the producer has to be recreated.
+        """
         until = time.monotonic() + self._connection.config.wait_s
         while True:
             try:
@@ -339,7 +342,7 @@ class WeightPublisher:
                 self._producer.poll(RETRY_S)
 
     def _claim(self, data: bytes) -> bytes:
-        """Put weights into a file of their own, and remove those that nobody will ask for any more."""
+        """Write weights to a file, return the digest that names it, and remove all but the newest files."""
         digest = hashlib.sha256(data).digest()
         self._claims.mkdir(parents=True, exist_ok=True)
         write_atomic(self._claims / f"{digest.hex()}.weights", data)
@@ -349,11 +352,11 @@ class WeightPublisher:
 
 
 class _TransactionAborted(Exception):
-    """A transaction was given up, and is to be begun anew."""
+    """The transaction was aborted and has to be repeated."""
 
 
 class _ProducerFenced(Exception):
-    """A producer can do nothing more: brokers know a newer one, or have given up its transaction."""
+    """The producer is unusable: brokers know a newer one, or have aborted its transaction."""
 
 
 def _by_age(claims: Path) -> Iterator[Path]:

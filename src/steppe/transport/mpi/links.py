@@ -1,12 +1,12 @@
-"""Messages between the ranks of an MPI world. Nothing here blocks: `progress` takes in what came and sends what is due.
+"""Messages between MPI ranks. Nothing here blocks: `progress` receives what arrived and sends what is due.
 
-    channel   tag 4 · actor + what    SEGMENT, STATE → reader      CREDIT, PRIME → writer
-    weights   tag 0                   the newest version → each reader, one message under way to each
-    words     tags 0, 1               what kinds of role are asked to do → every rank    notes → the first rank
+    channel   tag 4 · actor + kind    SEGMENT, STATE → reader      CREDIT, PRIME → writer
+    weights   tag 0                   the newest version → each reader, one message in flight to each
+    control   tags 0, 1               commands to each kind of role → every rank    notes → the first rank
 
-Each of the three has a communicator of its own, made by all ranks together, so that every probe may be for any tag.
-Messages of one rank to another over one communicator come in order. Memory is bounded: by credits in a channel, by
-synchronous sends (complete only when the other side has begun to receive) in a store.
+Each of the three has its own communicator, created by all ranks together, so that every probe may accept any tag.
+Messages from one rank to another over one communicator arrive in order. Memory is bounded: by credits in a channel, by
+synchronous sends (complete only when the receiver has started to receive) in a store.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ else:
 
 
 def import_mpi(threads: str = "funneled") -> Any:
-    """The module MPI of mpi4py, which joins the world when it is first imported; MissingExtra where it cannot be.
+    """Import and return mpi4py.MPI; the first import initializes MPI. MissingExtra if that is not possible.
 
-    `threads`: as MPI says it; funneled where other threads of a rank never call it.
+    `threads` is MPI's thread level: "funneled" if only one thread of a rank calls MPI.
     """
     try:
         import mpi4py
 
         mpi4py.rc.thread_level = threads
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # the latter: mpi4py is there, but no MPI library
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is installed, but no MPI library
         raise MissingExtra("runtime 'mpi'", "mpi") from error
     return MPI
 
 
 class Outbox:
-    """Sends under way, kept with what they send until they are complete."""
+    """Sends in flight, kept with their buffers until they are complete."""
 
     def __init__(self) -> None:
         self._in_flight: list[tuple[Request, object]] = []
@@ -66,7 +66,7 @@ class Outbox:
 
 
 class _SegmentMessage(SegmentFrame):
-    """The memory of one message with a segment, and what is still to come of it."""
+    """The memory of one message with a segment, and its pending receives."""
 
     def __init__(self, spec: SegmentSpec, slot: int) -> None:
         super().__init__(spec, slot)
@@ -76,21 +76,22 @@ class _SegmentMessage(SegmentFrame):
 
     @property
     def complete(self) -> bool:
-        """Whether everything of it has arrived; a state comes in a message after it."""
+        """Whether all of it has arrived; a state arrives in a message of its own, after the segment."""
         if not all(request.Test() for request in self.requests):
             return False
         return self.state is not None or self.state_bytes < 0
 
     def arrived(self, run: str) -> Segment:
-        """The segment, once it is complete."""
+        """Return the segment, once it is complete."""
         return self.read(run, self.actor, None if self.state is None else self.state.tobytes())
 
 
 class MpiChannel:
     """A Channel from the ranks in `writers`, one for each actor, to the rank `reader`.
 
-    An actor has as many packets at either end as it has slots. One that was sent is under way until the reader releases
-    it and its number comes back, a credit; so the reader always has a packet free for what comes.
+    An actor has as many message buffers at either end as it has slots. A buffer that was sent stays in use until the
+    reader releases it and its number comes back as a credit; so the reader always has a free buffer for an incoming
+    segment.
     """
 
     SEGMENT, STATE, CREDIT, PRIME = range(4)
@@ -106,7 +107,7 @@ class MpiChannel:
         *,
         reader: int = 0,
     ) -> None:
-        """All ranks of `comm` make theirs at the same time."""
+        """Collective: all ranks of `comm` create their channel together."""
         self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         self._run, self._writers, self._reader = run, tuple(writers), reader
@@ -121,7 +122,7 @@ class MpiChannel:
         self._empty = {
             actor: self._in[actor * slots_per_actor : (actor + 1) * slots_per_actor] for actor in range(len(writers))
         }
-        self._arriving: list[_SegmentMessage] = []  # in the order in which they came
+        self._arriving: list[_SegmentMessage] = []  # in order of arrival
         self._outbox = Outbox()
         self._status: Status = self._mpi.Status()
 
@@ -147,7 +148,7 @@ class MpiChannel:
 
     def poll(self) -> Segment | None:
         self.progress()
-        behind: set[int] = set()  # actors of which an earlier one is not complete
+        behind: set[int] = set()  # actors with an earlier segment that is not complete
         for packet in self._arriving:
             if packet.actor not in behind and packet.complete:
                 self._arriving.remove(packet)
@@ -167,13 +168,13 @@ class MpiChannel:
         return self._last.get(actor)
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
-        """To the actor's rank, which takes it in with its next `progress`."""
+        """Send the position to the actor's rank, which receives it in its next `progress`."""
         message = msgspec.msgpack.encode((sequence, state))
         tag = actor * self._KINDS + self.PRIME
         self._outbox.keep(self._comm.Issend(message, self._writers[actor], tag), message)
 
     def progress(self) -> None:
-        """Take in what came, and let go of what was sent."""
+        """Receive what arrived, and drop completed sends."""
         self._outbox.progress()
         probe, anyone = self._comm.Improbe, self._mpi.ANY_SOURCE
         while (message := probe(anyone, self._mpi.ANY_TAG, self._status)) is not None:
@@ -182,11 +183,11 @@ class MpiChannel:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way: what was sent from here is out of its hands, what came is whole."""
+        """Whether nothing is in flight: all sends are complete, and all arriving segments are."""
         return self._outbox.empty and all(packet.complete for packet in self._arriving)
 
     def close(self) -> None:
-        """Together with the other ranks, when nothing is under way."""
+        """Free the communicator; collective, when nothing is in flight."""
         self._comm.Free()
 
     def _take(self, message: Message, actor: int, what: int) -> None:
@@ -216,14 +217,14 @@ class MpiChannel:
 
 
 class MpiWeights:
-    """A WeightStore: the rank `writer` sends to each of `readers`, and reads what it published itself.
+    """A WeightStore: the rank `writer` sends to each of `readers`, and reads its own publications locally.
 
-    To a reader that has not begun to receive the last letter nothing more is sent; then it gets the newest. So a slow
-    reader holds up nobody, and the writer keeps at most two letters more than it has readers.
+    Nothing more is sent to a reader that has not started to receive the last frame; then it gets the newest. So a slow
+    reader delays no other, and the writer keeps at most two frames more than it has readers.
     """
 
     def __init__(self, comm: Comm, readers: Sequence[int], *, writer: int = 0) -> None:
-        """All ranks of `comm` make theirs at the same time."""
+        """Collective: all ranks of `comm` create their store together."""
         self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         self._writer = writer
@@ -255,7 +256,7 @@ class MpiWeights:
         return newest.read(self._layouts[policy]) if newest is not None and newest.version > version else None
 
     def progress(self) -> None:
-        """Take in what came, let go of what was sent, and send what is newer."""
+        """Receive what arrived, drop completed sends, and send newer weights."""
         if self._publishes:
             for reader, (request, letter) in list(self._in_flight.items()):
                 if request.Test():
@@ -269,16 +270,16 @@ class MpiWeights:
 
     @property
     def receiving(self) -> bool:
-        """Whether weights have come that are not whole yet."""
+        """Whether weights are being received and are not complete yet."""
         return self._incoming is not None
 
     def delivered(self, reader: int) -> bool:
-        """Whether a reader has begun to receive the newest of everything."""
+        """Whether a reader has started to receive the newest version of every policy."""
         versions = {policy: letter.version for policy, letter in self._newest.items()}
         return reader not in self._in_flight and self._sent.get(reader, versions) == versions
 
     def close(self) -> None:
-        """Together with the other ranks, when nothing is under way."""
+        """Free the communicator; collective, when nothing is in flight."""
         self._comm.Free()
 
     def _send(self) -> None:
@@ -290,7 +291,7 @@ class MpiWeights:
                     letter.pending_sends += 1
 
     def _recycle(self, letter: WeightsFrame | None) -> None:
-        """Keep a letter's memory for another, once nobody needs it."""
+        """Keep a frame's memory for reuse, once it is neither being sent nor the newest."""
         if (
             letter is not None
             and letter.pending_sends == 0
@@ -334,15 +335,15 @@ class MpiWeights:
 
 
 class MpiControl:
-    """Between the first rank and the others: a table of words down to all of them, notes up to the first.
+    """Control messages: a table of words from the first rank to all others, notes from them to the first.
 
-    Of words only the newest count; every note arrives.
+    Of the words only the newest values count; every note arrives.
     """
 
     _WORDS, _NOTE = range(2)
 
     def __init__(self, comm: Comm, names: Sequence[str]) -> None:
-        """All ranks of `comm` make theirs at the same time. Every word is 0 until it is set."""
+        """Collective: all ranks of `comm` create theirs together. Every word is 0 until it is set."""
         self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         self._first = self._comm.Get_rank() == 0
@@ -354,11 +355,11 @@ class MpiControl:
         self._status: Status = self._mpi.Status()
 
     def set(self, name: str, value: int) -> None:
-        """On the first rank; the others hear of it with the next `progress`. May be called in a signal handler."""
+        """On the first rank: set a word, which the next `progress` sends. May be called in a signal handler."""
         self._table[self._names.index(name)] = value
 
     def get(self, name: str) -> int:
-        """As far as it is known here."""
+        """Return a word's value, as far as it is known here."""
         return int(self._table[self._names.index(name)])
 
     def tell(self, note: dict[str, Any]) -> None:
@@ -367,13 +368,13 @@ class MpiControl:
         self._outbox.keep(self._comm.Isend(data, 0, self._NOTE), data)
 
     def notes(self) -> list[tuple[int, dict[str, Any]]]:
-        """On the first rank: the notes that came since the last call, with the ranks that they are from."""
+        """On the first rank: return the notes that arrived since the last call, each with its sender's rank."""
         found = list(self._notes)
         self._notes.clear()
         return found
 
     def progress(self, hold: Sequence[int] = ()) -> None:
-        """Take in what came and send what is new, except to the ranks on hold."""
+        """Receive what arrived, and send changed words, except to the ranks in `hold`."""
         self._outbox.progress()
         if self._first:
             self._send(hold)
@@ -387,11 +388,11 @@ class MpiControl:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that was said here has been sent and heard as far as MPI tells."""
+        """Whether all sends are complete and, on the first rank, every rank was sent the newest words."""
         return self._outbox.empty and all((told == self._table).all() for told in self._told.values() if self._first)
 
     def close(self) -> None:
-        """Together with the other ranks, when nothing is under way."""
+        """Free the communicator; collective, when nothing is in flight."""
         self._comm.Free()
 
     def _send(self, hold: Sequence[int]) -> None:

@@ -1,8 +1,9 @@
-"""A table that the ranks of an MPI world learn together: it lies on the first rank, and messages go by tag.
+"""A table that MPI ranks share: the first rank holds it, and workers send it messages.
 
-    tag 5 · worker + what    BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the first rank      ANSWER → the worker's rank
+    tag 5 · worker + kind    BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the first rank      ANSWER → the worker's rank
 
-Nothing is done by all ranks at once, so it does not matter who comes to an end when. What is said is in transport/tables/messages.py.
+There are no collective operations besides creating and closing, so the order in which ranks finish does not matter. The
+messages are described in transport/tables/messages.py.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _KINDS = 5
 
 
 class MpiTable(MessageTable):
-    """A Table over MPI. `ranks` says where each worker is; the first rank keeps the table, and may work itself."""
+    """A SharedTable over MPI. `ranks` has each worker's rank; the first rank owns the table, and may run a worker."""
 
     def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
-        """All ranks of `comm` make theirs at the same time."""
+        """Collective: all ranks of `comm` create their table together."""
         self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         super().__init__(keeps=self._comm.Get_rank() == 0)
@@ -30,7 +31,7 @@ class MpiTable(MessageTable):
         self._status: Status = self._mpi.Status()
 
     def progress(self) -> None:
-        """Take in what came, and let go of what was sent."""
+        """Receive what arrived, and drop completed sends."""
         self._outbox.progress()
         anyone, any_tag = self._mpi.ANY_SOURCE, self._mpi.ANY_TAG
         while (message := self._comm.Improbe(anyone, any_tag, self._status)) is not None:
@@ -41,11 +42,11 @@ class MpiTable(MessageTable):
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way from here, and no answer to here."""
+        """Whether no message from here and no reply to here is in flight."""
         return self._outbox.empty and self._answered
 
     def close(self) -> None:
-        """Together with the other ranks, when nothing is under way."""
+        """Free the communicator; collective, when nothing is in flight."""
         self._comm.Free()
 
     def _post(self, worker: int, what: int, data: np.ndarray) -> None:

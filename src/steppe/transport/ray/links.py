@@ -1,13 +1,14 @@
 """Segments and weights between Ray actors, through the object store.
 
-    segments   the reader calls each writer as often as the writer has slots; each call waits over there and is answered
-               with one segment. When the reader is done with it, it calls again: a credit. So what is under way is
-               bounded, and belongs to the reader, whatever becomes of the writer.
-    weights    the writer puts a version into the object store once and hands the reference to every reader, to each only
-               when it has taken the one before. Readers on one node share the memory. Small weights go with the call.
+    segments   the reader makes as many calls to each writer as the writer has slots; each call blocks in the writer and
+               returns one segment. When the reader releases it, it calls again: a credit. So the segments in flight are
+               bounded, and belong to the reader whatever happens to the writer.
+    weights    the writer puts a version into the object store once and passes the reference to every reader, each time
+               after the reader has taken the one before. Readers on one node share the memory. Small weights are passed
+               in the call itself.
 
-Both are flat arrays of bytes (transport/frames.py), which Ray stores as they are, beside the object's header. Ray calls back in
-threads of its own: everything here is guarded by a lock, and `ring` is how the role's thread is woken.
+Both are flat arrays of bytes (transport/frames.py), which Ray stores without conversion. Ray runs callbacks in its own
+threads: a lock guards the state here, and `ring` wakes the role's thread.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.contracts.weights import Weights, WeightsLayout
 from steppe.transport.frames import HEADER_BYTES, SegmentFrame, WeightsFrame, decode_weights_metadata
 
-EMPTY_REPLY = np.zeros(0, np.uint8)  # what a writer that has ended answers
-MAX_INLINE_BYTES = 64 << 10  # bytes of weights: a call carries that much sooner than it finds it in the store
+EMPTY_REPLY = np.zeros(0, np.uint8)  # the reply of a writer that has ended
+MAX_INLINE_BYTES = 64 << 10  # of weights: up to this size, a call is faster than the object store
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 LastSegment = tuple[int, bytes | None]  # sequence number and state of an actor's last segment
 Wake = Callable[[], object]
 
 
 def import_ray() -> Any:
-    """The module ray, which reports nothing to anybody; MissingExtra where it is not installed."""
+    """Import and return ray, with usage statistics disabled. MissingExtra if it is not installed."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -50,7 +51,7 @@ def import_ray() -> Any:
 
 
 class RayWriter:
-    """A Channel as its one writer holds it; the reader's calls arrive at `take`, each in a thread of its own."""
+    """A Channel, writer side, of one actor; each call of the reader runs `take` in its own thread."""
 
     def __init__(self, spec: SegmentSpec, slots: int, ring: Wake, last: LastSegment | None = None) -> None:
         self._frames = [SegmentFrame(spec, slot) for slot in range(slots)]
@@ -81,7 +82,7 @@ class RayWriter:
         return True
 
     def poll(self) -> Segment | None:
-        """Nothing comes here."""
+        """Return None: this side only writes."""
         return None
 
     def release(self, segment: Segment) -> None:
@@ -94,7 +95,7 @@ class RayWriter:
         self._last = (sequence, state)
 
     def take(self, released: int) -> np.ndarray:
-        """Wait for the next segment and return it; `released` is a slot that the reader is done with, or -1."""
+        """Block until a segment is ready and return it; `released` is a slot that the reader has released, or -1."""
         with self._changed:
             if released >= 0:
                 self._free.append(released)
@@ -103,7 +104,7 @@ class RayWriter:
             return self._ready.popleft() if self._ready else EMPTY_REPLY
 
     def close(self) -> None:
-        """Let calls return that nothing will come for any more."""
+        """Unblock calls that wait for a segment."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -111,12 +112,12 @@ class RayWriter:
 
 @dataclass(eq=False)
 class _RemoteWriter:
-    """One life of an actor, as the reader sees it."""
+    """One incarnation of an actor, as the reader sees it."""
 
     actor: int
-    take: Callable[[int], Any]  # calls the writer's `take` with a slot and returns the reference to the answer
-    expected: int = 0  # the ticket of the next segment
-    early: dict[int, np.ndarray] = field(default_factory=dict)  # those that overtook it
+    take: Callable[[int], Any]  # calls the writer's `take` with a slot; returns the reference to the reply
+    expected: int = 0  # send number of the next segment
+    early: dict[int, np.ndarray] = field(default_factory=dict)  # segments that arrived too early, by send number
 
 
 @dataclass(eq=False)
@@ -127,7 +128,7 @@ class _Arrival:
 
 
 class RayReader:
-    """A Channel as its one reader holds it. A segment of another size than the run's is rejected and counted."""
+    """A Channel, reader side. A segment whose size is not that of the run's segments is rejected and counted."""
 
     def __init__(self, spec: SegmentSpec, run: str, num_actors: int, slots_per_actor: int, ring: Wake) -> None:
         self._run, self._slots, self._ring = run, slots_per_actor, ring
@@ -135,7 +136,7 @@ class RayReader:
         self._frames = [SegmentFrame(spec, slot) for slot in range(num_actors * slots_per_actor)]
         self._free = [deque(self._share(actor)) for actor in range(num_actors)]
         self._writers: dict[int, _RemoteWriter] = {}
-        self._reading: dict[int, _RemoteWriter] = {}  # frame → whose segment is in it
+        self._reading: dict[int, _RemoteWriter] = {}  # frame → writer of the segment in it
         self._arrived: deque[_Arrival] = deque()
         self._last: dict[int, LastSegment] = {}
         self.dropped: Counter[str] = Counter()
@@ -143,8 +144,10 @@ class RayReader:
         self._lock = threading.RLock()
 
     def attach(self, actor: int, take: Callable[[int], Any]) -> LastSegment | None:
-        """Read from this writer from now on. Returns where it has to go on from: what an earlier one sent and did not
-        arrive is lost."""
+        """Read from this writer from now on; return the last segment that arrived, after which it has to continue.
+
+        What an earlier writer sent and did not arrive is lost.
+        """
         writer = _RemoteWriter(actor, take)
         with self._lock:
             self._writers[actor] = writer
@@ -154,7 +157,7 @@ class RayReader:
         return last
 
     def blank(self, actor: int) -> Segment | None:
-        """Nothing is written here."""
+        """Return None: this side only reads."""
         return None
 
     def offer(self, segment: Segment) -> bool:
@@ -171,7 +174,7 @@ class RayReader:
             slot = self._free[arrival.writer.actor].popleft()
             self._reading[slot] = arrival.writer
         frame = self._frames[slot]
-        np.copyto(frame.buffer, arrival.data[: self._nbytes])  # and let go of the store's memory
+        np.copyto(frame.buffer, arrival.data[: self._nbytes])  # a copy, so that the object store can free its memory
         return frame.read(self._run, arrival.writer.actor, arrival.state)
 
     def release(self, segment: Segment) -> None:
@@ -183,7 +186,7 @@ class RayReader:
             self._call(writer, int(self._frames[segment.slot].words[SegmentFrame.SLOT]))
 
     def recall(self, actor: int) -> LastSegment | None:
-        """Of what has arrived: nothing else counts as offered."""
+        """Return sequence number and state of the last segment that arrived; only these count as offered."""
         return self._last.get(actor)
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
@@ -196,7 +199,7 @@ class RayReader:
         writer.take(released).future().add_done_callback(partial(self._answered, writer))
 
     def _answered(self, writer: _RemoteWriter, answer: Future[np.ndarray]) -> None:
-        """In a thread of Ray's."""
+        """Handle a writer's reply. Runs in one of Ray's threads."""
         error = answer.exception()
         if error is not None:
             self._error = self._error or (None if is_actor_lost(error) else error)
@@ -207,11 +210,11 @@ class RayReader:
 
     def _take_in(self, writer: _RemoteWriter, data: np.ndarray) -> None:
         if self._writers[writer.actor] is not writer:
-            return  # another has begun anew after what was here
+            return  # another writer has replaced this one
         if not self._has_expected_size(data):
             self.dropped["rejected"] += 1
             if not self._has_valid_header(writer, data):
-                self._call(writer, -1)  # nobody knows which segment it was
+                self._call(writer, -1)  # it is unknown which segment it was
                 return
             data = self._without_payload(data)
         words = data[:HEADER_BYTES].view(np.int64)
@@ -224,13 +227,13 @@ class RayReader:
             self._arrived.append(_Arrival(writer, due, state))
 
     def _has_expected_size(self, data: np.ndarray) -> bool:
-        """Whether this has the size of a segment of this run with the state that it says it has."""
+        """Whether the size is that of a segment of this run, with a state of the size in its header."""
         if len(data) < self._nbytes:
             return False
         return len(data) == self._nbytes + max(0, int(data[:HEADER_BYTES].view(np.int64)[SegmentFrame.STATE]))
 
     def _has_valid_header(self, writer: _RemoteWriter, data: np.ndarray) -> bool:
-        """Whether a message that is no segment still says which one it should have been."""
+        """Whether the header of a rejected message still tells which segment it should have been."""
         if len(data) < HEADER_BYTES:
             return False
         words = data[:HEADER_BYTES].view(np.int64)
@@ -239,7 +242,7 @@ class RayReader:
         return due and 0 <= slot < self._slots
 
     def _without_payload(self, data: np.ndarray) -> np.ndarray:
-        """A segment without a valid row and without state in its place, so that the round it belongs to goes on."""
+        """Return a segment with the same header, no valid rows and no state, so that its round can continue."""
         empty = np.zeros(self._nbytes, np.uint8)
         empty[:HEADER_BYTES] = data[:HEADER_BYTES]
         empty[:HEADER_BYTES].view(np.int64)[SegmentFrame.STATE] = -1
@@ -247,7 +250,7 @@ class RayReader:
 
 
 class RayRpcServer:
-    """A Desk: each question is a call that arrives at `ask`, in a thread of its own, and waits there for its answer."""
+    """An RpcServer: each request is a call of `ask`, which runs in its own thread and blocks until the reply."""
 
     def __init__(self) -> None:
         self._asked: dict[int, np.ndarray] = {}
@@ -257,7 +260,10 @@ class RayRpcServer:
         self._changed = threading.Condition()
 
     def ask(self, ticket: int, question: np.ndarray) -> np.ndarray:
-        """The answer to the question of that number; they are answered by number, however they arrive."""
+        """Block until the request with number `ticket` has its reply and return it.
+
+        Requests are served in the order of their numbers, whatever the order of arrival.
+        """
         with self._changed:
             self._asked[ticket] = question
             self._changed.notify_all()
@@ -277,14 +283,14 @@ class RayRpcServer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let calls return that nobody will answer any more."""
+        """Unblock calls that will get no reply."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class RayRpcClient:
-    """A Line to the role `name`; `call` calls its desk's `ask` and returns the reference to the answer."""
+    """An RpcClient of the role `name`; `call` calls its server's `ask` and returns the reference to the reply."""
 
     def __init__(self, name: str, call: Callable[[int, np.ndarray], Any]) -> None:
         self.name, self._call = name, call
@@ -308,19 +314,17 @@ class RayRpcClient:
 
 
 def is_actor_lost(error: BaseException) -> bool:
-    """Whether this means that the other side is gone: whoever supervises it sees to that."""
+    """Whether the error means that the other side is gone, which its supervisor handles."""
     found = import_ray().exceptions
     return isinstance(error, found.RayError) and not isinstance(error, found.RayTaskError)
 
 
 @dataclass(eq=False)
 class _RemoteReader:
-    """One that weights are handed to."""
+    """A reader that weights are passed to."""
 
-    give: Callable[
-        [Any], Any
-    ]  # calls the reader's `take` with a letter or a reference and returns the one to the answer
-    every_s: float = 0.0  # not more often than that
+    give: Callable[[Any], Any]  # calls the reader's `take` with a frame or its reference; returns that of the reply
+    every_s: float = 0.0  # minimum time between two calls
     given_s: float = -math.inf
     busy: bool = False
     gone: bool = False
@@ -328,21 +332,24 @@ class _RemoteReader:
 
 
 class RayWeights:
-    """A WeightStore. What is published here is handed to the readers that are attached here; each of them has a store of
-    its own, whose `take` it arrives at. A slow reader holds up nobody: when it is ready, it gets the newest."""
+    """A WeightStore that passes what is published here to the attached readers.
+
+    Each reader has its own store, whose `take` receives the weights. A slow reader delays no other: when it is ready,
+    it gets the newest version.
+    """
 
     def __init__(self, ring: Wake) -> None:
         self._ring = ring
         self._newest: dict[str, WeightsFrame] = {}
         self._layouts: dict[str, WeightsLayout] = {}
         self._metadata_cache: dict[bytes, tuple[str, WeightsLayout]] = {}
-        self._objects: dict[str, Any] = {}  # policy → its newest letter, if small, or the reference to it in the store
+        self._objects: dict[str, Any] = {}  # policy → its newest frame, if small, or the reference to it in the store
         self._readers: dict[str, _RemoteReader] = {}
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
     def attach(self, name: str, give: Callable[[Any], Any], every_s: float = 0.0) -> None:
-        """Hand weights to this reader from now on, in place of an earlier one of that name; the newest, every so often."""
+        """Pass the newest weights to this reader from now on, at most every `every_s`; replaces one of that name."""
         with self._lock:
             self._readers[name] = _RemoteReader(give, every_s)
             self.progress()
@@ -367,7 +374,7 @@ class RayWeights:
             return newest.read(self._layouts[policy])
 
     def take(self, data: np.ndarray) -> None:
-        """What the writer hands over: memory of the object store, kept until newer weights come."""
+        """Receive weights from the writer: memory of the object store, kept until newer weights arrive."""
         letter = WeightsFrame(data)
         with self._lock:
             about = letter.about
@@ -380,7 +387,7 @@ class RayWeights:
         self._ring()
 
     def progress(self) -> None:
-        """Hand over what is newer, to everyone who is ready for it."""
+        """Pass newer weights to every reader that is ready for them."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -394,7 +401,7 @@ class RayWeights:
 
     @property
     def delivered(self) -> bool:
-        """Whether every reader that is there has the newest of everything."""
+        """Whether every live reader has the newest version of every policy."""
         versions = {policy: letter.version for policy, letter in self._newest.items()}
         with self._lock:
             return all(one.gone or (not one.busy and one.sent == versions) for one in self._readers.values())
@@ -408,7 +415,7 @@ class RayWeights:
         reader.give(self._objects[policy]).future().add_done_callback(partial(self._answered, reader))
 
     def _answered(self, reader: _RemoteReader, answer: Future[None]) -> None:
-        """In a thread of Ray's."""
+        """Handle a reader's reply. Runs in one of Ray's threads."""
         error = answer.exception()
         if error is not None:
             reader.gone = True

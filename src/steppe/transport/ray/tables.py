@@ -1,7 +1,8 @@
-"""A table that workers on a Ray cluster learn together: it lies with its keeper, whom workers call.
+"""A table that workers on a Ray cluster share: its owner holds it, and workers call the owner.
 
-A call carries one message (transport/tables/messages.py) and brings the answer, or nothing. A worker makes its calls one after the other,
-so its messages arrive in order. Ray calls in threads of its own; what they bring waits for `progress`, in the role's thread.
+A call carries one message (transport/tables/messages.py) and returns the reply, or nothing. A worker makes one call at
+a time, so its messages arrive in order. Ray runs calls in its own threads; messages wait for `progress`, in the role's
+thread.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import numpy as np
 from steppe.transport.ray.links import EMPTY_REPLY, Wake, is_actor_lost
 from steppe.transport.tables.messages import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MessageTable
 
-Message = tuple[int, int, np.ndarray]  # worker, what, words
+Message = tuple[int, int, np.ndarray]  # worker, kind, data
 _QUESTIONS = (BEGIN, CLAIM, CLAIM_EPISODES)
 
 
 class RayTable(MessageTable):
-    """A Table over calls. A worker's has `call`, which calls the keeper's `ask` and returns the reference to the answer."""
+    """A SharedTable over Ray calls. A worker's `call` calls the owner's `ask` and returns a reference to the reply."""
 
     def __init__(self, ring: Wake, *, keeps: bool) -> None:
         super().__init__(keeps=keeps)
@@ -36,20 +37,20 @@ class RayTable(MessageTable):
         self._error: BaseException | None = None
 
     def ask(self, worker: int, what: int, data: np.ndarray) -> np.ndarray:
-        """In a thread of Ray's, at the keeper: the answer to a message, once the role has looked at it."""
+        """Return the reply to a message, once the owner's role has handled it. Runs in one of Ray's threads."""
         answer: Future[np.ndarray] = Future()
-        self._came.append(((worker, what, np.array(data)), answer))  # Ray's memory is read only
+        self._came.append(((worker, what, np.array(data)), answer))  # a copy: Ray's memory is read-only
         self._ring()
         return EMPTY_REPLY if self._closed else answer.result()
 
     def progress(self) -> None:
-        """Take in what came, and make the next call."""
+        """Handle the messages that arrived, and make the next call."""
         if self._error is not None:
             raise self._error
         while self._came:
             (worker, what, data), answer = self._came.popleft()
             if answer is not None and what in _QUESTIONS:
-                self._release_caller(worker)  # an earlier one of that number, which is gone
+                self._release_caller(worker)  # an earlier worker of that number, which is gone
                 self._waiting_calls[worker] = answer
             self._take(worker, what, data)
             if answer is not None and what not in _QUESTIONS:
@@ -58,11 +59,14 @@ class RayTable(MessageTable):
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is under way from here, and no answer to here; a keeper that is gone answers nothing."""
+        """Whether this worker has no message or reply in flight; always true for the owner.
+
+        A call fails when the owner is gone, and is then no longer in flight.
+        """
         return self._kept is not None or not (self._outbox or self._calling)
 
     def close(self) -> None:
-        """Let calls return that nobody will answer any more."""
+        """Unblock calls that will get no reply."""
         self._closed = True
         while self._came:
             _, answer = self._came.popleft()
@@ -91,7 +95,7 @@ class RayTable(MessageTable):
         self.call(*message).future().add_done_callback(partial(self._returned, message[0]))
 
     def _returned(self, worker: int, answer: Future[np.ndarray]) -> None:
-        """In a thread of Ray's."""
+        """Handle the owner's reply. Runs in one of Ray's threads."""
         error = answer.exception()
         if error is not None:
             self._error = self._error or (None if is_actor_lost(error) else error)

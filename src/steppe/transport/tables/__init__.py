@@ -1,1 +1,1 @@
-"""Tables that workers learn together: in shared memory, or by messages."""
+"""Value tables that several workers update: in shared memory, or through messages to the table's owner."""

@@ -1,11 +1,12 @@
-"""A table that workers learn together by messages. It lies where it is kept; workers elsewhere send what they add.
+"""A shared table over messages: its owner holds it, and remote workers send their changes.
 
-    BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the keeper      ANSWER → the worker
+    BEGIN, MERGE, CLAIM, CLAIM_EPISODES → the owner      ANSWER → the worker
 
-Nothing here blocks. A worker sends as many merges as it was given steps for, then asks for more; the answer brings what
-others have learned since. While it waits for that it learns nothing, so its copy can be overwritten. A question also says
-what the worker still has to take of what it was given: the rest of what the keeper misses was in damaged messages, and is
-given out again. How messages travel is for transport/mpi/tables.py and transport/ray/tables.py; those of one worker arrive in order.
+Nothing here blocks. A worker sends merges for the steps it was granted, then claims more; the reply carries the rows
+that other workers changed since. The worker does not learn while it waits for a reply, so its copy can be overwritten.
+A claim also states how many granted steps and episodes the worker still has to take: whatever else the owner misses was
+in corrupt messages, and is granted again. transport/mpi/tables.py and transport/ray/tables.py carry the messages; those
+of one worker arrive in order.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from steppe.core.table_merge import find_changed_rows
 from steppe.transport.tables.shared import LocalTable
 
 BEGIN, MERGE, CLAIM, CLAIM_EPISODES, ANSWER = range(5)
-# Before rows and values: given steps (episodes) or wanted, rows, steps, episodes (in a question those that are left to take),
-# clock (a float), lost steps, unused, unused.
+# Header words, before rows and values: granted or wanted steps (episodes), number of rows, steps, episodes (in a
+# request: those still to take), clock (a float), lost steps, unused, unused.
 _WORDS = 8
 
 
 class _RemoteWorker:
-    """A worker's side where the table is not: its copy, and the question that is under way."""
+    """A worker's side when the table is elsewhere: its copy, and the request in flight."""
 
     def __init__(self, local: np.ndarray) -> None:
         self.local, self.base = local, local.copy()
         self.found = np.empty(len(local) + 1, np.int64)
-        self.asked: int | None = None  # the question that is under way
+        self.asked: int | None = None  # the request in flight
         self.answer: int | None = None
-        self.steps_left = self.episodes_left = 0  # of those that it was given
+        self.steps_left = self.episodes_left = 0  # granted and not taken yet
 
     def take(self, given: int) -> None:
-        """Keep the answer to the question that is under way."""
+        """Store the reply to the request in flight."""
         if self.asked == CLAIM:
             self.steps_left += given
         elif self.asked == CLAIM_EPISODES:
@@ -46,15 +47,15 @@ class _RemoteWorker:
 
 
 class MessageTable(ABC):
-    """A Table over messages. Whoever keeps the table may work in it too."""
+    """A SharedTable over messages. The process that owns the table may also run a worker."""
 
     def __init__(self, *, keeps: bool) -> None:
         self._kept = LocalTable() if keeps else None
-        self._waiting: list[int] = []  # workers that are to be answered when there is a table
+        self._waiting: list[int] = []  # workers to reply to once there is a table
         self._seen: dict[int, int] = {}
         self._remotes: dict[int, _RemoteWorker] = {}
         self._totals = TableTotals(0, 0, 0.0, 0.0)
-        self.dropped: Counter[str] = Counter()  # messages that were not taken in, by cause
+        self.dropped: Counter[str] = Counter()  # rejected messages, by cause
 
     def create(
         self,
@@ -109,11 +110,11 @@ class MessageTable(ABC):
 
     @abstractmethod
     def _post(self, worker: int, what: int, data: np.ndarray) -> None:
-        """Send a message: an ANSWER to that worker, others of that worker to the keeper."""
+        """Send a message: an ANSWER to that worker, any other from that worker to the owner."""
 
     @property
     def _answered(self) -> bool:
-        """Whether no answer is under way to here."""
+        """Whether no reply to this process is in flight."""
         return all(remote.asked is None for remote in self._remotes.values())
 
     @property
@@ -122,7 +123,7 @@ class MessageTable(ABC):
         return self._kept
 
     def _reply(self, worker: int, remote: _RemoteWorker, what: int, number: int, now_s: float = 0.0) -> int | None:
-        """The answer to a question, asked now if it has not been; None while it is under way."""
+        """Return the reply to a request, sending the request if it was not sent; None while the reply is in flight."""
         if remote.asked is None and remote.answer is None:
             remote.asked = what
             self._send(worker, what, (number, 0, remote.steps_left, remote.episodes_left), now_s)
@@ -130,12 +131,14 @@ class MessageTable(ABC):
         return answer
 
     def _take(self, worker: int, what: int, data: np.ndarray) -> None:
-        """Take in a message; one from a worker that is damaged is counted, and changes nothing. One with a damaged question
-        gets nothing, and asks again."""
+        """Handle a message. A corrupt one from a worker is counted and changes nothing; a corrupt claim is granted 0.
+
+        The worker then claims again.
+        """
         try:
             self._take_whole(worker, what, data)
         except DamagedFile:
-            if what == ANSWER:  # the table's keeper is trusted: without its answer the worker cannot go on
+            if what == ANSWER:  # the owner is trusted, and the worker cannot continue without its reply
                 raise
             self.dropped["refused"] += 1
             if what in (CLAIM, CLAIM_EPISODES):
@@ -170,14 +173,14 @@ class MessageTable(ABC):
             table = self._table
             given = table.claim(worker, number, now_s) if what == CLAIM else table.claim_episodes(worker, number)
             self._answer(worker, given or 0)
-        elif self._table.made:  # another may have been here under that number, and have left steps that it was given
+        elif self._table.made:  # an earlier worker of this number may have left steps that it was granted
             self._seen.pop(worker, None)
             self._answer(worker, self._table.reclaim(worker))
         else:
             self._waiting.append(worker)
 
     def _answer(self, worker: int, given: int) -> None:
-        """Steps to take, and every row that was changed since the last answer; all rows with the first."""
+        """Reply with granted steps and every row that changed since the last reply; the first reply has all rows."""
         table, totals = self._table, self._table.totals()
         rows, logged = table.news(self._seen.get(worker, -(1 << 62)))
         self._seen[worker] = logged
@@ -207,7 +210,7 @@ class MessageTable(ABC):
 
 
 def _values(rows: np.ndarray, rest: np.ndarray, table: np.ndarray, parts: int) -> np.ndarray:
-    """The values [parts, rows, actions] that come with rows of a table; DamagedFile unless all of it fits the table."""
+    """Return the values [parts, rows, actions] of a message. DamagedFile unless they fit the table and are finite."""
     wanted = parts * len(rows) * table.shape[1] * table.dtype.itemsize
     if rest.nbytes != wanted:
         raise DamagedFile(f"{len(rows)} rows of a table come with {rest.nbytes} bytes instead of {wanted}")

@@ -1,11 +1,12 @@
-"""A table that the workers of one machine learn together: in this process's memory, or in a file that all of them map.
+"""A table that the workers of one machine share: in this process's memory, or in a file that all of them map.
 
-    <room>/table        page 0…  words (see _WORDS), then four words per worker: steps given out, merged, episodes merged, given out
-                        then     the log of changed rows, one word each (core/table_merge.py), then the table itself
-    <room>/table-lock   held while a worker merges; the system lets go of it when its holder is killed
+    <dir>/table        page 0…  words (_ROWS to _EPISODES_GIVEN), then four words per worker: steps granted, steps
+                                merged, episodes merged, episodes granted
+                       then     the log of changed rows, one word each (core/table_merge.py), then the table itself
+    <dir>/table-lock   held while a worker merges; the kernel releases it when its holder is killed
 
-A worker that is killed while it merges leaves part of what it learned in the table, and steps and episodes that it was
-given but did not bring. These are given out again by whoever notices.
+A worker that is killed while it merges leaves part of its changes in the table, and steps and episodes that it was
+granted but did not merge. `reclaim` makes these available again.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _EPISODE_LIMIT, _EPISODES_GIVEN = 12, 13
 
 
 class _Shape(NamedTuple):
-    """What a table's memory looks like."""
+    """Dimensions that determine the layout of a table's memory."""
 
     rows: int
     actions: int
-    item: int  # bytes of an entry
+    item: int  # bytes per entry
     workers: int
 
     @property
@@ -51,7 +52,7 @@ class _Shape(NamedTuple):
 
 
 class _TableMemory:
-    """The parts of a table's memory, as arrays."""
+    """Array views of the parts of a table's memory."""
 
     def __init__(self, buffer: memoryview, shape: _Shape) -> None:
         self.words = np.frombuffer(buffer, np.int64, _HEAD)
@@ -64,7 +65,7 @@ class _TableMemory:
 
 
 class _Copy(NamedTuple):
-    """A worker's own table, as it is and as it was at the last merge, and room for the numbers of rows."""
+    """A worker's copy of the table, the same at its last merge, and a buffer for row indices."""
 
     local: np.ndarray
     base: np.ndarray
@@ -72,7 +73,7 @@ class _Copy(NamedTuple):
 
 
 class LocalTable:
-    """A Table, and its keeper, in this process's memory; turns are taken, so nothing is locked."""
+    """A SharedTable in this process's memory. Roles take turns in it, so nothing is locked."""
 
     def __init__(self) -> None:
         self._memory: _TableMemory | None = None
@@ -144,14 +145,14 @@ class LocalTable:
             self.count(worker, change.steps, change.episodes, now_s)
 
     def put(self, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
-        """Merge rows for a worker that is not here; `count` is to follow."""
+        """Apply a remote worker's rows; the caller calls `count` afterwards."""
         memory = self._ready()
         apply_remote_rows(memory.values, rows, kept, added)
         memory.log[(memory.words[_LOGGED] + np.arange(len(rows))) % LOG_ROWS] = rows
         memory.words[_LOGGED] += len(rows)
 
     def news(self, seen: int) -> tuple[np.ndarray, int]:
-        """The rows that were changed since the log had `seen` entries, and how many it has now."""
+        """Return the rows that changed since the log had `seen` entries, and the present number of entries."""
         memory = self._ready()
         logged = int(memory.words[_LOGGED])
         if logged - seen > LOG_ROWS:
@@ -160,24 +161,24 @@ class LocalTable:
 
     @property
     def made(self) -> bool:
-        """Whether there is a table yet."""
+        """Whether the table was created."""
         return self._found() is not None
 
     @property
     def values(self) -> np.ndarray:
-        """The table itself, for whoever is its only writer."""
+        """The table itself, for its only writer."""
         return self._ready().values
 
     def count(self, worker: int, steps: int, episodes: int, now_s: float) -> None:
-        """Book what a worker took, under the lock."""
+        """Add a worker's merged steps and episodes to the totals; the caller holds the lock."""
         memory = self._ready()
         words, mine = memory.words, memory.workers[worker]
         mine[1] += steps
         mine[2] += episodes
-        beyond = max(0, int(mine[1] - mine[0]))  # whole episodes and whole rows of environments end when they end
+        beyond = max(0, int(mine[1] - mine[0]))  # episodes and vectorized steps are not cut off at the limit
         mine[0] += beyond
         words[_GIVEN] += beyond
-        beyond = max(0, int(mine[2] - mine[3]))  # where there is no limit, or a worker was thought to be gone
+        beyond = max(0, int(mine[2] - mine[3]))  # without a limit, or `reclaim` took a live worker for dead
         mine[3] += beyond
         words[_EPISODES_GIVEN] += beyond
         words[_STEPS] += steps
@@ -185,8 +186,10 @@ class LocalTable:
         memory.floats[_MERGED] = now_s
 
     def reclaim(self, worker: int, steps_left: int = 0, episodes_left: int = 0) -> int:
-        """Give out again what a worker was given and did not bring, but for what it still has to take: nothing if it is gone.
-        Returns how many steps that are."""
+        """Make available again what a worker was granted and did not merge, and return the number of steps.
+
+        `steps_left` and `episodes_left` are what the worker still has to take; 0 if the worker is gone.
+        """
         memory = self._found()
         if memory is None:
             return 0
@@ -230,7 +233,7 @@ class LocalTable:
 
 
 class ShmTable(LocalTable):
-    """The same in a file of the run's room, which whoever makes the room removes."""
+    """The same in a file of the run's shared directory, which is removed with that directory."""
 
     def __init__(self, room: Path) -> None:
         super().__init__()
@@ -261,12 +264,12 @@ class ShmTable(LocalTable):
 
 
 def _fair_share(wanted: int, left: int, num_workers: int) -> int:
-    """How many of `wanted` one worker is given of what is left: so few that all workers end about together."""
+    """Return how many of `wanted` to grant of those `left`: so few that all workers finish at about the same time."""
     return max(0, min(wanted, left if num_workers == 1 else -(-left // (2 * num_workers))))
 
 
 class _FileLock(AbstractContextManager[None]):
-    """A lock between processes that the system lets go of when its holder dies."""
+    """A lock between processes that the kernel releases when its holder dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
