@@ -1,6 +1,6 @@
-"""Worlds: environments by id or by function, the loop that steps them, checks for those that users write.
+"""Environments: lookup by id or by function, vectorized stepping, wrappers, snapshots and validation.
 
-Importing this registers the built-in `steppe/…` environments with Gymnasium.
+Importing this package registers the built-in `steppe/…` environments with Gymnasium.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Keyword arguments for an environment that come from somebody who may not run code here: checked against its signature.
+"""Validate keyword arguments for an environment from a client that may not run code here, against its signature.
 
-What could name a file, a module or a function is refused: arguments for those, by name or by their default, and texts that are
-more than one plain word. The environment is found, but not made.
+Arguments that could name a file, a module or a function are rejected, judged by their name or their default. So are
+strings with more than 64 characters or others than letters, digits, spaces, `_`, `+` and `-`. The environment is looked
+up, but not built.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _UNSAFE_NAME = re.compile(
 
 
 def require_env_kwargs(env: str, given: Mapping[str, Any]) -> None:
-    """ConfigError, with everything that is wrong, unless the environment takes these arguments and they are plain values."""
+    """Raise ConfigError with every mistake, unless the environment takes these arguments and all are plain values."""
     known = _parameters(env)
     wrong = [words for name, value in given.items() if (words := _explain_rejection(name, value, known)) is not None]
     if wrong:
@@ -51,7 +52,7 @@ def _explain_rejection(name: str, value: Any, known: Mapping[str, Any]) -> str |
 
 
 def _is_unsafe(default: Any) -> bool:
-    """Whether a default is a path, a module or a function, so that the argument is one too."""
+    """Return whether a default value is a path, a module or a function, so that the argument may be one too."""
     if default is inspect.Parameter.empty:
         return False
     return callable(default) or (isinstance(default, str) and not _PLAIN.fullmatch(default))
@@ -78,7 +79,7 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _parameters(env: str) -> dict[str, Any]:
-    """The names of an environment's arguments, and their defaults."""
+    """Return an environment's arguments by name, with their defaults."""
     source = find_env(env)
     registered: dict[str, Any] = dict(source.kwargs) if isinstance(source, EnvSpec) else {}
     creator: Any = source
@@ -92,7 +93,7 @@ def _parameters(env: str) -> dict[str, Any]:
 
 
 def _of_creator(creator: Any) -> dict[str, Any]:
-    """A class that passes `**kwargs` on takes what the classes below it take."""
+    """Return the arguments of a function or class with their defaults; `**kwargs` adds those of the base classes."""
     makers = (
         [vars(base)["__init__"] for base in creator.__mro__[:-1] if "__init__" in vars(base)]
         if inspect.isclass(creator)

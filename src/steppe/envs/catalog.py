@@ -1,4 +1,4 @@
-"""The environments that can be named, with what a user wants to know of them; none of them is made."""
+"""List the registered environments with their main properties, without building any of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gymnasium
 
 from steppe.envs.lookup import known_environments
 
-# Gymnasium registers these whether or not they can be made: where they come from → the module they need
+# Gymnasium registers these whether or not they can be built: prefix of the entry point → the module they need
 REQUIRED_PACKAGES = {
     "steppe.envs.toy.teamwork": "pettingzoo",
     "gymnasium.envs.box2d": "Box2D",
@@ -21,7 +21,7 @@ REQUIRED_PACKAGES = {
 
 
 def list_environments(*, every: bool = False) -> Iterator[dict[str, Any]]:
-    """Every environment that Gymnasium knows by name, only the newest version of each unless `every` is asked for."""
+    """Yield the id and properties of every registered environment: all versions with `every`, else only the newest."""
     specs = [gymnasium.registry[name] for name in known_environments()]
     newest: dict[tuple[str | None, str], int] = {}
     for spec in specs:

@@ -1,4 +1,5 @@
-"""Makes worlds: finds the environment, wraps it as configured, and chooses Gymnasium's vector version or our loop."""
+"""Build segment environments: look the environment up, apply the configured wrappers, and choose between Gymnasium's
+native vector version and our own loop over single environments."""
 
 from __future__ import annotations
 
@@ -53,9 +54,10 @@ def make_segment_env(
     render: bool = False,
     whole_games: bool = False,
 ) -> SegmentEnv:
-    """`num_envs` copies of an environment, seeded from `seed`; with `render` the first can give images if it has any.
+    """Build a segment environment with `num_envs` copies of an environment, seeded from `seed`.
 
-    In `whole_games`, as an evaluation wants them, a lost life ends no episode.
+    With `render`, the first copy renders RGB images if it supports that. With `whole_games`, as used in evaluation,
+    losing a life in an Atari game does not end the episode.
     """
     source, config = find_env(env), config.resolve_defaults(env)
     if whole_games and config.kwargs.get("episodic_life") and is_atari(source):
@@ -66,19 +68,22 @@ def make_segment_env(
         try:
             return _make_native_env(env, source, config, num_envs, seed, render=False)
         except UsageError:
-            pass  # no vector version for this configuration: the loop serves, or says what is really wrong
+            pass  # no vector version for this configuration: use the loop, which reports any real mistake
     return _make_loop_env(env, source, config, num_envs, seed, render=render)
 
 
 class CompiledGame(NamedTuple):
-    """The tables of a game, and who plays against the agent in it."""
+    """The tables of a game, and the agent's opponent in it."""
 
     rules: TurnGame
     opponent: Any
 
 
 def compiled_game(env: str, config: EnvConfig) -> CompiledGame | None:
-    """The game behind an environment, for learners that train in it directly; None where it is not such a game."""
+    """Return the tables of the game behind an environment, for learners that train on them directly.
+
+    None if the environment is not a turn-based game with tables.
+    """
     source = find_env(env)
     if _why_not_native(source, config) is not None or not isinstance(source, Registration):
         return None
@@ -89,7 +94,7 @@ def compiled_game(env: str, config: EnvConfig) -> CompiledGame | None:
 
 
 def probe(env: str, config: EnvConfig) -> EnvSpec:
-    """What an agent will meet in the worlds that `make_world` makes; makes one environment and closes it."""
+    """Return the spec of the environments that `make_segment_env` builds; builds one environment and closes it."""
     world = make_segment_env(env, config, 1, np.random.SeedSequence(0))
     try:
         return world.spec
@@ -136,7 +141,7 @@ def _make_native_env(
     if reason is not None or not isinstance(source, Registration):
         raise ConfigError(f"environment.vector='native' is not possible for {env}: {reason}")
     if source.id == PATHFINDING:
-        from steppe.envs.pathfinding.segment_env import make_pathfinding_env  # numba: only where it is needed
+        from steppe.envs.pathfinding.segment_env import make_pathfinding_env  # imports numba: only when needed
 
         return make_pathfinding_env(env, config, num_envs, seed)
     kwargs = dict(config.kwargs)
@@ -173,7 +178,7 @@ def _why_not_native(source: EnvSource, config: EnvConfig) -> str | None:
 def _make_spec_and_codecs(
     env: str, config: EnvConfig, num_envs: int, made: Any, *, native: bool, limit: int | None
 ) -> tuple[EnvSpec, ObservationEncoder | FrameStack, ActionDecoder]:
-    """What an agent meets in `made`, a single environment or, if `native`, a vector of them."""
+    """Return the spec, observation encoder and action decoder of `made`: one environment or, if `native`, a vector."""
     names = ("single_observation_space", "single_action_space") if native else ("observation_space", "action_space")
     observation_space, action_space = (getattr(made, name) for name in names)
     stacked, num_states = config.frame_stack or 1, None
@@ -198,16 +203,16 @@ def _require_no_image_options(config: EnvConfig) -> None:
 
 
 def is_multi_agent(made: Any) -> bool:
-    """Whether this is one of PettingZoo's environments, or one like them."""
+    """Return whether `made` is a PettingZoo environment, or has the same interface."""
     if isinstance(made, gym.Env):
         return False
     return hasattr(made, "possible_agents") or hasattr(type(made), "max_num_agents") or is_aec(made)
 
 
 def make_env(env: str, source: EnvSource, config: EnvConfig, *, render: bool = False) -> Any:
-    """One environment with the configured wrappers, without Gymnasium's checks on every step.
+    """Build one environment with the configured wrappers, without Gymnasium's checks on every step.
 
-    What comes from PettingZoo is an environment whose agents all act at once.
+    A PettingZoo environment is returned as a parallel environment.
     """
     config = config.resolve_defaults(env)
     if isinstance(source, Registration) and is_atari(source):
@@ -239,7 +244,7 @@ def _require_environment(made: Any, whose: str) -> None:
 
 
 def _as_parallel_env(made: Any, env: str, config: EnvConfig) -> Any:
-    """A PettingZoo environment of known agents, as a parallel one."""
+    """Return a PettingZoo environment as a parallel one; raise WorldError unless its agents are known and distinct."""
     agents = list(getattr(made, "possible_agents", ()))
     if not agents:
         raise WorldError(f"{env} has no possible_agents: every agent that may ever come needs a row of its own")
@@ -249,7 +254,7 @@ def _as_parallel_env(made: Any, env: str, config: EnvConfig) -> Any:
 
 
 def _as_tabular_env(made: GymEnv, config: EnvConfig) -> GymEnv:
-    """An environment as agents with tables take it: several choices as one number, and episodes that come to an end."""
+    """Adapt an environment to tabular agents: flatten composite spaces to one index, and apply its own step limit."""
     if any(isinstance(space, _SEVERAL) for space in (made.observation_space, made.action_space)):
         made = FlattenMultiDiscreteWrapper(made)
     limit = getattr(made.unwrapped, "max_episode_steps", None)
@@ -259,7 +264,7 @@ def _as_tabular_env(made: GymEnv, config: EnvConfig) -> GymEnv:
 
 
 def _require_no_statistics(made: GymEnv, text: str) -> None:
-    """Statistics that an environment keeps for itself differ between actors, and whoever loads the weights has none."""
+    """Reject normalizing wrappers: their statistics differ between actors and are not saved with the weights."""
     for kind, key in ((gym.wrappers.NormalizeObservation, "obs"), (gym.wrappers.NormalizeReward, "reward")):
         if isinstance(made, kind):
             raise ConfigError(
@@ -271,9 +276,9 @@ def _require_no_statistics(made: GymEnv, text: str) -> None:
 def _from_registration(source: Registration, config: EnvConfig, *, render: bool) -> Any:
     entry: Any = source.entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    if hasattr(creator, "max_num_agents"):  # PettingZoo's environments have it, Gymnasium's have not
+    if hasattr(creator, "max_num_agents"):  # true of PettingZoo's environments, not of Gymnasium's
         return creator(**_render_kwargs(creator, {**source.kwargs, **config.kwargs}, render=render))
-    # The world itself resets before it steps, so a check of that order on every step has nothing to find.
+    # The segment environment always resets before it steps, so checking the order on every step is wasted time.
     plain = copy.copy(source)
     plain.order_enforce = False
     kwargs = _render_kwargs(source.entry_point, config.kwargs, render=render)
@@ -281,7 +286,7 @@ def _from_registration(source: Registration, config: EnvConfig, *, render: bool)
 
 
 def _from_emulator(source: Registration, config: EnvConfig, *, render: bool) -> GymEnv:
-    from steppe.envs.wrappers.atari import make_atari_env  # ale-py: only where it is needed
+    from steppe.envs.wrappers.atari import make_atari_env  # imports ale-py, an optional dependency
 
     game: GymEnv = make_atari_env(source, config, render=render)
     return game if config.time_limit is None else gym.wrappers.TimeLimit(game, config.time_limit)
@@ -292,7 +297,7 @@ def _from_function(source: Callable[..., Any], config: EnvConfig, *, render: boo
 
 
 def _render_kwargs(creator: Any, kwargs: dict[str, Any], *, render: bool) -> dict[str, Any]:
-    """The keyword arguments, with `render_mode` added where the environment is known to take it."""
+    """Return the keyword arguments, adding `render_mode` if the environment is known to accept it."""
     if not render or "render_mode" in kwargs:
         return dict(kwargs)
     made_by = load_env_creator(creator) if isinstance(creator, str) else creator
@@ -306,7 +311,7 @@ def _render_kwargs(creator: Any, kwargs: dict[str, Any], *, render: bool) -> dic
 
 
 def _build(whose: str, kwargs: dict[str, Any], build: Callable[[], Made]) -> Made:
-    """What `build` returns; whatever it raises becomes one sentence."""
+    """Return the result of `build`; turn any exception other than SteppeError into a WorldError with one sentence."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*WARN: ")  # Gymnasium's advice to authors of environments

@@ -1,7 +1,7 @@
-"""From the text that names an environment to what makes it: a Gymnasium registration or a function.
+"""Resolve the name of an environment to its source: a Gymnasium registration or a function.
 
-PettingZoo's environments are named by their module (`pettingzoo.sisl.pursuit_v5`), which makes them by `parallel_env` or
-`env`, or by PettingZoo's own id (`sisl/pursuit-v5`).
+PettingZoo environments are named by their module (`pettingzoo.sisl.pursuit_v5`), whose `parallel_env` or `env` builds
+them, or by PettingZoo's own id (`sisl/pursuit-v5`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from steppe.core.contracts.errors import MissingExtra, WorldError, did_you_mean
 
 EnvSource = Registration | Callable[..., Any]
 ATARI = "ALE"  # the namespace of current Atari games
-_MAKERS = ("parallel_env", "env")  # what modules of PettingZoo's kind make their environments with
-_SHIMS = ("GymV21Environment", "GymV26Environment")  # doors to another library, not environments
+_MAKERS = ("parallel_env", "env")  # functions by which PettingZoo-style modules build their environments
+_SHIMS = ("GymV21Environment", "GymV26Environment")  # adapters to the old gym library, not environments
 
 
 def find_env(env: str) -> EnvSource:
-    """What makes `env`: an id of Gymnasium's or PettingZoo's, a module of PettingZoo's kind, `module:Id`, or a
-    `module:function` that returns an environment."""
+    """Return the source of `env`: a Gymnasium registration, or a function that returns an environment.
+
+    `env` is a Gymnasium or PettingZoo id, a PettingZoo-style module, `module:Id`, or `module:function`. Raises
+    WorldError if there is no such environment, and MissingExtra if an extra that it needs is not installed.
+    """
     module, colon, name = env.partition(":")
     if not colon:
         if env.startswith(f"{ATARI}/") and not _register_atari():
@@ -51,18 +54,18 @@ def find_env(env: str) -> EnvSource:
 
 
 def known_environments() -> list[str]:
-    """The ids that can be used without naming a module, sorted; some need a package that may not be installed."""
+    """Return the sorted ids that need no module name; some need a package that may not be installed."""
     _register_atari()
     return sorted(spec.id for spec in gym.registry.values() if spec.name not in _SHIMS)
 
 
 def is_atari(source: EnvSource) -> bool:
-    """Whether this is one of ale-py's current games, for which envs/wrappers/atari.py has the usual preprocessing."""
+    """Return whether `source` is one of ale-py's current games, which envs/wrappers/atari.py preprocesses as usual."""
     return isinstance(source, Registration) and source.namespace == ATARI
 
 
 def _find_in_module(env: str) -> Callable[..., Any]:
-    """The function by which a module of PettingZoo's kind makes its environment, all agents at once where it can."""
+    """Return the function that builds the environment of a PettingZoo-style module, preferring its `parallel_env`."""
     package, _, last = env.rpartition(".")
     if package.partition(".")[0] == "pettingzoo" and importlib.util.find_spec("pettingzoo") is None:
         raise MissingExtra(env, "multiagent")
@@ -77,14 +80,14 @@ def _find_in_module(env: str) -> Callable[..., Any]:
 
 
 def _sibling(package: str, name: str) -> str:
-    """The nearest name among the modules beside it."""
+    """Return a hint with the most similar name among the modules of `package`, or an empty string."""
     paths = getattr(sys.modules.get(package), "__path__", [])
     close = did_you_mean(name, [module.name for module in pkgutil.iter_modules(paths)])
     return close.replace("'", f"'{package}.", 1)
 
 
 def _find_in_pettingzoo(env: str) -> Callable[..., Any] | None:
-    """What makes an environment that PettingZoo knows by this id; None where there is none."""
+    """Return a function that builds the environment that PettingZoo registered under this id, or None."""
     if "/" not in env or env in gym.registry or importlib.util.find_spec("pettingzoo") is None:
         return None
     pettingzoo = importlib.import_module("pettingzoo")
@@ -96,7 +99,7 @@ def _find_in_pettingzoo(env: str) -> Callable[..., Any] | None:
 
 
 def _register_atari() -> bool:
-    """Let ale-py name its games to Gymnasium, where it is installed."""
+    """Import ale-py, which registers its games with Gymnasium; return False if it is not installed."""
     if importlib.util.find_spec("ale_py") is None:
         return False
     importlib.import_module("ale_py")

@@ -1,4 +1,4 @@
-"""The names of the built-in environments; their code is imported only when one is made."""
+"""Ids of the built-in environments; their code is imported only when one is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RECALL, _TEAMWORK, PATHFINDING = "steppe/Recall-v0", "steppe/Teamwork-v0", "ste
 
 
 def register_builtins() -> None:
-    """Make the built-ins known to Gymnasium; again is harmless."""
+    """Register the built-in environments with Gymnasium; idempotent."""
     for name, (kind, kwargs) in _BUILTINS.items():
         if name not in gym.registry:
             gym.register(name, f"steppe.envs.toy.builtin:{kind}", kwargs=dict(kwargs))
@@ -40,7 +40,7 @@ def register_builtins() -> None:
             vector_entry_point="steppe.envs.toy.recall:RecallVectorEnv",
             reward_threshold=0.95,
         )
-    if _TEAMWORK not in gym.registry:  # PettingZoo environments: Gymnasium itself makes at most their vector versions
+    if _TEAMWORK not in gym.registry:  # PettingZoo environments: Gymnasium itself can build only their vector versions
         gym.register(_TEAMWORK, "steppe.envs.toy.teamwork:TeamworkEnv")
     if PATHFINDING not in gym.registry:
         gym.register(

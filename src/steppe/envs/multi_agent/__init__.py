@@ -1,1 +1,1 @@
-"""Environments of several agents."""
+"""Multi-agent environments."""

@@ -1,8 +1,9 @@
-"""PettingZoo's AEC environments, in which agents act one after the other, as environments that are stepped all at once.
+"""Convert PettingZoo's turn-based (AEC) environments to parallel ones.
 
-Where all agents see the same moment (`is_parallelizable`), a step is a round: everyone acts. Elsewhere a step is one turn:
-the agent whose turn it is acts, and the others watch. They see what the environment shows them, are paid and may be ended,
-and what they choose meanwhile does nothing; a last number tells each whether it is its turn, unless observations are images.
+If an environment is parallelizable (`is_parallelizable`), a step is a round in which every agent acts. Otherwise a step
+is one turn: only the selected agent acts. The other agents still get observations and rewards and may terminate, but
+their actions are ignored. One more component of the observation says whether it is the agent's turn, unless the
+observation is an image or a state index.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ AgentDict = dict[Any, Any]  # by agent
 
 
 def is_aec(env: Any) -> bool:
-    """Whether its agents act one after the other."""
+    """Return whether `env` is turn-based, with PettingZoo's AEC interface."""
     return callable(getattr(env, "agent_iter", None)) and callable(getattr(env, "last", None))
 
 
 def to_parallel_env(env: Any, *, numbered: bool = False) -> Any:
-    """An AEC environment as a parallel one; `numbered` where observations have to stay single numbers."""
+    """Return an AEC environment as a parallel one; with `numbered`, observations are state indices, no turn flag.
+
+    Raises MissingExtra if PettingZoo is needed and not installed.
+    """
     if not env.metadata.get("is_parallelizable", False):
         return Turns(env, numbered=numbered)
     try:
@@ -35,7 +39,7 @@ def to_parallel_env(env: Any, *, numbered: bool = False) -> Any:
 
 
 class Turns:
-    """An AEC environment whose every step is one agent's turn."""
+    """Parallel interface to an AEC environment; each step is one agent's turn."""
 
     def __init__(self, env: Any, *, numbered: bool = False) -> None:
         self.env = env
@@ -55,11 +59,11 @@ class Turns:
         return self.env.unwrapped
 
     def is_turn_hidden(self, agent: Any) -> bool:
-        """Whether this agent is not told when it is its turn."""
+        """Return whether this agent's observation does not say whose turn it is."""
         return self._plain[agent]
 
     def observation_space(self, agent: Any) -> spaces.Space[Any]:
-        """What the environment shows, and whether it is this agent's turn."""
+        """Return the environment's space, with a turn flag unless that is hidden."""
         if agent not in self._spaces:
             numbers = self._numbers[agent]
             space = self.env.observation_space(agent) if numbers is None else numbers.space
@@ -67,17 +71,17 @@ class Turns:
         return self._spaces[agent]  # type: ignore[no-any-return]
 
     def action_space(self, agent: Any) -> spaces.Space[Any]:
-        """As the environment says."""
+        """Return the environment's action space."""
         return self.env.action_space(agent)  # type: ignore[no-any-return]
 
     def reset(self, seed: int | None = None, options: AgentDict | None = None) -> tuple[AgentDict, AgentDict]:
-        """A new episode, before its first turn."""
+        """Start a new episode."""
         self.env.reset(seed=seed, options=options)
         self._remove_finished_agents()
         return self._seen(self.agents), self._allowed(dict(self.env.infos))
 
     def step(self, actions: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
-        """The turn of the one whose turn it is; the others' actions are nothing to the environment."""
+        """Apply the selected agent's action; the other agents' actions are ignored."""
         env, playing = self.env, self.agents
         env.step(actions[env.agent_selection])
         rewards = {agent: env.rewards.get(agent, 0.0) for agent in playing}
@@ -99,7 +103,7 @@ class Turns:
         return raw if numbers is None else numbers.number(raw)
 
     def _allowed(self, infos: AgentDict) -> AgentDict:
-        """The infos, with the masks that agents with numbered states have in their observations."""
+        """Return the infos, with `action_mask` added for agents whose observations were Dicts with a mask."""
         found = dict(infos)
         for agent in self.agents:
             numbers = self._numbers[agent]
@@ -109,7 +113,7 @@ class Turns:
         return found
 
     def _remove_finished_agents(self) -> None:
-        """Let those go whose end has come: AEC environments want an empty step for each of them."""
+        """Update `agents`; AEC environments need a step with None for each agent that terminated or was truncated."""
         env = self.env
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
             env.step(None)

@@ -1,12 +1,12 @@
-"""Environments of several agents, stepped one after the other: agent a of environment n is row n · num_agents + a.
+"""Segment environments with several agents: agent a of environment n is row n · num_agents + a.
 
       step t        env 0            env 1
       row      0     1     2  |  3     4     5
       agent    a_0   a_1   a_2|  a_0   a_1   a_2
-      valid    yes   yes   no |  yes   yes   yes      a_2 of env 0 is not there: its row says nothing
+      valid    yes   yes   no |  yes   yes   yes      a_2 of env 0 is absent: its row has no data
 
-An environment without agents is over and begins anew within the step. How these environments are made, and what their
-spaces become, is for team_making.py; environments whose agents take turns come through aec.py.
+When no agent is left, the episode is over and the environment is reset within the step. envs/factory.py builds the
+environments, spec.py encodes their spaces, and aec.py converts turn-based environments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AgentDict = dict[Any, Any]  # by agent
 
 
 class ParallelEnvLike(Protocol):
-    """What PettingZoo's parallel environments have; agents are whatever names they give."""
+    """Interface of PettingZoo's parallel environments; agents are identified by any hashable name."""
 
     possible_agents: list[Any]
     agents: list[Any]
@@ -46,7 +46,7 @@ class ParallelEnvLike(Protocol):
 
 
 class MultiAgentSegmentEnv:
-    """What worlds of several agents have in common: their accounts, and their state."""
+    """Base of multi-agent segment environments: episode statistics, masks and snapshots."""
 
     def __init__(
         self, num_envs: int, spec: EnvSpec, ledger: EpisodeStatistics, snapshots: EnvSnapshots, seeds: list[int]
@@ -56,7 +56,7 @@ class MultiAgentSegmentEnv:
         self.num_envs = num_envs
         self.seeds = seeds
         self.starts = np.ones(rows, np.bool_)
-        self.there = np.zeros(rows, np.bool_)  # whose action the next step asks for
+        self.there = np.zeros(rows, np.bool_)  # rows of the agents that act in the next step
         self.comm_mask = np.zeros((rows, spec.num_agents), np.bool_)
         self.masks = np.ones((rows, *spec.action.sizes), np.bool_) if spec.num_states is not None else None
         self._ledger, self._snapshots = ledger, snapshots
@@ -66,35 +66,35 @@ class MultiAgentSegmentEnv:
         }  # fmt: skip
 
     def take_finished(self) -> list[tuple[float, int]]:
-        """(return, length) of the episodes that ended since the last call; returns are sums over agents."""
+        """Return (return, length) of the episodes that ended since the last call; returns are sums over agents."""
         return self._ledger.take()
 
     def agent_returns(self) -> np.ndarray:
-        """Each agent's part of what `take_finished` would give now; NaN for one who was not there."""
+        """Return each agent's share of the returns that `take_finished` would give now; NaN for absent agents."""
         return self._ledger.shares()
 
     def unfinished(self) -> list[tuple[float, int]]:
-        """(return, length) so far of the episode under way in each environment."""
+        """Return (return, length) so far of the current episode in each environment."""
         return self._ledger.running()
 
     @property
     def resume_kind(self) -> ResumeKind:
-        """How a run in this world can be resumed, known once it has been reset."""
+        """How a run in this environment can be resumed; known after the first reset."""
         return self._snapshots.kind
 
     def snapshot(self) -> Tree | None:
-        """Everything the next steps depend on; None before the first reset, or when it cannot be had."""
+        """Return everything the next steps depend on; None before the first reset, or if it cannot be read."""
         return self._state().take() if self._seeded else None
 
     def restore(self, state: Tree) -> None:
-        """Go where the world of a snapshot was; raises CannotResume."""
+        """Restore the state of a snapshot; raises CannotResume."""
         self._state().give(state)
 
     def _state(self) -> SegmentEnvState:
         return SegmentEnvState(self, self._snapshots, self._ledger, self._arrays)  # type: ignore[arg-type]
 
     def _book(self, segment: Segment, t: int) -> None:
-        """Account for a step whose rows and rewards are written."""
+        """Update the episode statistics after the rows and rewards of a step were written."""
         ledger, valid = self._ledger, segment["valid"][t]
         if ledger.played is not None:
             ledger.played |= valid
@@ -105,7 +105,10 @@ class MultiAgentSegmentEnv:
 
 
 class ParallelSegmentEnv(MultiAgentSegmentEnv):
-    """N environments. Each episode is seeded by a number of its own: PettingZoo leaves open what a reset without one does."""
+    """N parallel environments stepped sequentially.
+
+    Every episode gets its own seed, because PettingZoo does not define what a reset without one does.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         }
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
-        """Begin new episodes everywhere; with `seeds` all that follows depends on them."""
+        """Start new episodes in all environments; with `seeds`, everything that follows depends on them."""
         if seeds is not None:
             self.seeds = env_seeds(seeds, self.num_envs)
             self.resets.fill(0)
@@ -145,11 +148,11 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         self._seeded = True
 
     def assign(self, lessons: np.ndarray) -> None:
-        """Say what the next episode of each environment is to be [N, 2]: agents, and cells along a side."""
+        """Set the curriculum stage of each environment's next episode [N, 2]: agents, and side length in cells."""
         self._wanted[...] = lessons
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/contracts/env.py."""
+        """Step every environment once; see the contract in core/contracts/env.py."""
         columns = segment.columns
         if "lesson" in columns:
             columns["lesson"][t] = np.repeat(self._current_stages, self.spec.num_agents, axis=0)
@@ -171,12 +174,12 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
                 self._begin(index, columns["obs"][t + 1])
 
     def render(self) -> np.ndarray | None:
-        """The first environment as an RGB image, where it was made for that."""
+        """Return an RGB image of the first environment, or None if it was not built for rendering."""
         env: Any = self._envs[0]
         return render_rgb(env) if hasattr(env, "render_mode") else None
 
     def close(self) -> None:
-        """Close every environment, also when one of them fails to."""
+        """Close every environment, even if closing one of them fails."""
         with ExitStack() as stack:
             for env in self._envs:
                 stack.callback(env.close)
@@ -185,9 +188,9 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         return slice(index * self.spec.num_agents, (index + 1) * self.spec.num_agents)
 
     def _step(self, index: int, env: ParallelEnvLike, choices: list[Any], segment: Segment, t: int) -> None:
-        """Move one environment, and write the rows of its agents."""
+        """Step one environment, and write the rows of its agents."""
         base, columns = index * self.spec.num_agents, segment.columns
-        listed = list(env.agents)  # some change this list in place
+        listed = list(env.agents)  # a copy: some environments change this list in place
         acting = [agent for agent in listed if self.there[base + self._place[agent]]]
         obs, rewards, terminated, truncated, infos = env.step(
             {agent: choices[base + self._place[agent]] for agent in acting}
@@ -198,7 +201,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
             row = base + self._place[agent]
             self._ledger.rewards[row] = _require_entry(rewards, agent, "reward")
             died = bool(_require_entry(terminated, agent, "termination"))
-            # One who is gone without an end was cut short.
+            # An agent that disappears without an end counts as truncated.
             cut = bool(_require_entry(truncated, agent, "truncation")) or (
                 not died and (out_of_time or agent not in staying)
             )
@@ -217,7 +220,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         self._hear(base, infos)
 
     def _begin(self, index: int, obs: np.ndarray) -> None:
-        """Begin the next episode of one environment and write its first observations."""
+        """Start the next episode of one environment and write its first observations."""
         env, base = self._envs[index], index * self.spec.num_agents
         seed = seeding.integer_seed(self.seeds[index], int(self.resets[index]))
         try:
@@ -239,7 +242,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
             self.there[row] = self.starts[row] = True
 
     def _hear(self, base: int, infos: AgentDict) -> None:
-        """Who may talk to whom now, and what is allowed: as the agents' infos say, else everyone and everything."""
+        """Write the communication and action masks from the agents' infos; without an entry, everything is allowed."""
         rows = slice(base, base + self.spec.num_agents)
         there = self.there[rows]
         self.comm_mask[rows] = self._heard(base, there, infos)
@@ -253,7 +256,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
                 self.masks[base + place] = info["action_mask"]
 
     def _heard(self, base: int, there: np.ndarray, infos: AgentDict) -> np.ndarray:
-        """Whom each of those who are there hears [num_agents, num_agents]."""
+        """Return the communication mask among the agents that are present [num_agents, num_agents]."""
         mask: np.ndarray = there & there[:, None]
         for agent, place in self._place.items():
             info = infos.get(agent) if there[place] else None
@@ -262,7 +265,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         return mask
 
     def _stage_options(self, index: int) -> dict[str, int] | None:
-        """What the next episode of one environment is to be, as its `reset` is told; None where nobody said so."""
+        """Return the `reset` options for the next curriculum stage of one environment; None if it has no curriculum."""
         largest = self.spec.largest_lesson
         if largest is None:
             return None
@@ -274,7 +277,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         return {name: action.tolist() for name, action in zip(names, mine, strict=True)}
 
     def _fault(self, error: Exception, index: int, step: int, last: dict[str, Any] | None) -> EnvironmentFault:
-        """`step` counts from 1 within the episode; 0 means that `reset` failed."""
+        """Describe an exception of an environment; `step` counts from 1 within the episode, 0 means `reset` failed."""
         episode = int(self._ledger.episodes[index]) + 1
         seed = seeding.integer_seed(self.seeds[index], int(self.resets[index]) - 1)
         place = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
@@ -294,7 +297,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
 
 
 def _require_entry(told: AgentDict, agent: Any, what: str) -> Any:
-    """What an environment said of an agent that took part."""
+    """Return the entry of an agent that acted; ValueError if the environment returned none."""
     try:
         return told[agent]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Numbered states from PettingZoo's usual Dict of an observation and an action mask, for agents with tables."""
+"""State indices from PettingZoo's usual Dict of an observation and an action mask, for tabular agents."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-MAX_STATES = 2**24  # more would be a table that nobody wants to wait for
+MAX_STATES = 2**24  # larger tables would take too long to learn
 
 
 class MaskedStateIndexer:
-    """Numbers the `observation` of a Dict that also has an `action_mask`, where it is whole numbers within bounds."""
+    """Maps the `observation` of a Dict with an `action_mask`, an array of bounded integers, to a state index."""
 
     def __init__(self, low: np.ndarray, sizes: np.ndarray) -> None:
         self._low = low.ravel().astype(np.int64)
@@ -22,7 +22,7 @@ class MaskedStateIndexer:
 
     @classmethod
     def of(cls, space: spaces.Space[Any]) -> MaskedStateIndexer | None:
-        """The numbering of a space; None for one that is not such a Dict, or has too many states."""
+        """Return the indexer for a space; None if it is not such a Dict, or has more than MAX_STATES states."""
         if not isinstance(space, spaces.Dict) or set(space) != {"observation", "action_mask"}:
             return None
         seen = space["observation"]
@@ -36,13 +36,13 @@ class MaskedStateIndexer:
         return cls(low, sizes) if math.prod(sizes.ravel().tolist()) <= MAX_STATES else None
 
     def number(self, raw: Any) -> int:
-        """The state of an observation; ValueError for one outside its bounds."""
+        """Return the state index of an observation; ValueError if it is outside its bounds."""
         digits = np.asarray(raw["observation"], np.int64).ravel() - self._low
         if digits.shape != self._sizes.shape or ((digits < 0) | (digits >= self._sizes)).any():
             raise ValueError(f"the observation {raw['observation']} is not within its space's bounds")
         return int(digits @ self._weights)
 
     def mask(self, raw: Any) -> np.ndarray:
-        """The actions that are allowed; all of them for an agent that is not asked, whose mask has none."""
+        """Return the allowed actions; all of them if the mask allows none, as for an agent whose turn it is not."""
         mask = np.asarray(raw["action_mask"], np.bool_)
         return mask if mask.any() else ~mask

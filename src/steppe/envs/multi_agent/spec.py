@@ -1,4 +1,4 @@
-"""From the spaces of several agents to rows: one rule where they are alike, else rows as wide as the widest agent needs."""
+"""Encode several agents' spaces as rows: one codec if the agents are alike, else rows padded to the widest agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steppe.envs.wrappers.frame_stack import FrameStack
 
 
 class MultiAgentCodec:
-    """How raw observations become rows, and rows actions. `memory` holds joined observations, where there are any."""
+    """Encodes raw observations as rows, and decodes rows to actions; `memory` holds the stacked frames, if any."""
 
     def __init__(
         self, observations: list[ObservationEncoder], actions: list[ActionDecoder], num_envs: int, frames: int
@@ -48,14 +48,14 @@ class MultiAgentCodec:
 
     @property
     def members(self) -> tuple[AgentSpec, ...]:
-        """What each agent has, where they differ."""
+        """The spec of each agent if they differ, else empty."""
         if not self.heterogeneous:
             return ()
         pairs = zip(self.observations, self.actions, strict=True)
         return tuple(AgentSpec(seen.field, done.spec) for seen, done in pairs)
 
     def choices(self, actions: np.ndarray) -> list[Any]:
-        """One action for each row, as its agent's environment takes it."""
+        """Return one action per row, decoded for its agent's action space."""
         if all(rule is self.actions[0] for rule in self.actions):
             return list(self.actions[0].each(actions))
         count = len(self.actions)
@@ -65,7 +65,7 @@ class MultiAgentCodec:
         return found
 
     def _put_own(self, target: np.ndarray, row: int, raw: Any) -> None:
-        """Write an observation by its own agent's rule; what the row has room for beyond it is 0."""
+        """Write an observation with its agent's encoder; pad the rest of the row with 0."""
         rule = self.observations[row % len(self.observations)]
         if rule.field.shape == target.shape[1:]:
             rule.put_checked(target, row, raw)
@@ -78,12 +78,12 @@ class MultiAgentCodec:
 def make_multi_agent_codec(
     env: Any, whose: str, config: EnvConfig, num_envs: int
 ) -> tuple[MultiAgentCodec, int | None]:
-    """The rules for an environment, and how many states there are where they are to be numbered."""
+    """Return the codec of an environment, and the number of states if observations are state indices, else None."""
     observations: list[ObservationEncoder] = []
     actions: list[ActionDecoder] = []
     known: list[
         tuple[tuple[Any, Any], ObservationEncoder, ActionDecoder]
-    ] = []  # agents with equal spaces have the same rules
+    ] = []  # agents with equal spaces share encoder and decoder
     num_states: set[int] = set()
     for agent in env.possible_agents:
         spaces_of = _spaces_of(env, agent, whose)
@@ -105,7 +105,7 @@ def make_multi_agent_codec(
 def make_multi_agent_spec(
     whose: str, env: Any, rules: MultiAgentCodec, num_states: int | None, *, limit: int | None, native: bool = False
 ) -> EnvSpec:
-    """What agents meet in a world of this environment."""
+    """Return the spec of a segment environment made of this environment."""
     names = tuple(str(agent) for agent in env.possible_agents)
     return EnvSpec(
         whose,
@@ -170,6 +170,6 @@ def _merge_action_specs(rules: list[ActionDecoder]) -> ActionSpec:
 
 
 def _narrow(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:
-    """The part of wide actions [N, …] that belongs to an agent with this spec."""
+    """Return the part of padded actions [N, …] that belongs to an agent with this spec."""
     shape = spec.field.shape
     return actions if not shape else actions.reshape(len(actions), -1)[:, : math.prod(shape)].reshape(-1, *shape)

@@ -1,5 +1,7 @@
-"""Pictures of pathfinding worlds: obstacles dark, goals as frames and agents as discs of one colour each, the ways they
-came as lines, and a line between two agents of whom one hears the other. Frames make a film by records/video.py.
+"""Draw pathfinding worlds as RGB images; records/video.py makes videos of them.
+
+Obstacles are dark. Goals are frames and agents discs, in one colour per agent; trails are lines. A line connects two
+agents if at least one receives messages from the other.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _GROUND, _OBSTACLE, _GRID, _COMM_LINE, _EDGE = (
     (20, 20, 24),
     (40, 40, 46),
 )
-_GOLDEN = 0.618034  # hues that are far apart for any number of agents
+_GOLDEN = 0.618034  # golden ratio: hues stay far apart for any number of agents
 Colour = tuple[int, int, int]
 Point = tuple[int, int]
 
@@ -30,9 +32,10 @@ def draw(
     *,
     cell: int = 16,
 ) -> np.ndarray:
-    """An RGB image, uint8 [height × cell, width × cell, 3].
+    """Draw one world; return an RGB image, uint8 [height × cell, width × cell, 3].
 
-    Positions and goals are rows and columns [agents, 2], `trail` earlier positions [steps, agents, 2], oldest first.
+    `positions` and `goals` are rows and columns [agents, 2], `trail` the earlier positions [steps, agents, 2], oldest
+    first.
     """
     image = Image.fromarray(_ground(obstacles, cell))
     pen = ImageDraw.Draw(image)
@@ -53,7 +56,7 @@ def draw(
 
 
 def colour_of(agent: int) -> Colour:
-    """The same colour for the same agent in every picture."""
+    """Return the colour of an agent, the same in every image."""
     red, green, blue = colorsys.hsv_to_rgb(agent * _GOLDEN % 1.0, 0.75, (0.9, 0.7)[agent % 2])
     return round(255 * red), round(255 * green), round(255 * blue)
 
@@ -76,7 +79,7 @@ def _box(middle: Point, reach: int) -> tuple[int, int, int, int]:
 
 
 def _communicating_pairs(comm_mask: np.ndarray | None) -> list[tuple[int, int]]:
-    """Two agents of whom at least one hears the other, each pair once."""
+    """Return the pairs of agents of which at least one receives messages from the other, each pair once."""
     if comm_mask is None:
         return []
     ones, others = np.nonzero(np.triu(comm_mask | comm_mask.T, 1))

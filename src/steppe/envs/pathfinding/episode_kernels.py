@@ -1,6 +1,6 @@
-"""Compiled beginnings of pathfinding episodes: obstacles, starts and goals by chance or as given, and the ways to goals.
+"""Compiled resets of pathfinding worlds: random or given obstacles, starts and goals, and shortest paths to the goals.
 
-Chance comes from one 64-bit word per world that counts on (SplitMix64), so a world is a function of its word alone.
+Randomness comes from one 64-bit counter per world (SplitMix64), so a random world is a function of its counter alone.
 """
 
 from __future__ import annotations
@@ -12,61 +12,61 @@ import numpy as np
 
 from steppe.core.play import random_below, splitmix64
 
-NumbaInt = Any  # an int64, or a uint64 where it is called a word: numba's scalars are no ints to a type checker
+NumbaInt = Any  # an int64, or a uint64 if it is called a word: numba scalars are not ints to a type checker
 
 OBSTACLE, OUTSIDE, AGENT = 1, 2, 4  # bits of a cell
 BLOCKED = OBSTACLE | OUTSIDE
-VISITED = 128  # in `ways`: nothing more will be found out about this cell
-MAX_MAP_TRIES = 1000  # tries until starts and goals find room
+VISITED = 128  # in `ways`: this cell is final, or blocked
+MAX_MAP_TRIES = 1000  # attempts to draw a map with enough free cells for starts and goals
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _LOWEST, _LIKELIEST, _HIGHEST = 0.0, 0.33, 0.5  # of the triangular density
 
 
 class PathfindingState(NamedTuple):
-    """All that B worlds with room for N agents and P padded cells are."""
+    """State of B worlds with up to N agents and P padded cells."""
 
     cells: np.ndarray  # uint8 [B, P]: OBSTACLE, OUTSIDE, AGENT
-    who: np.ndarray  # int16 [B, P]: 1 + the agent that stands there
-    closer_moves: np.ndarray  # uint8 [B, N, P]: bit k is set where action k + 1 leads nearer to the agent's goal
+    who: np.ndarray  # int16 [B, P]: 1 + index of the agent on the cell, 0 for none
+    closer_moves: np.ndarray  # uint8 [B, N, P]: bit k is set if action k + 1 leads closer to the agent's goal
     at: np.ndarray  # int64 [B, N]: the agent's cell
-    goal: np.ndarray  # int64 [B, N]: its goal's
+    goal: np.ndarray  # int64 [B, N]: the cell of its goal
     episode: np.ndarray  # int64 [B, 4]: agents, height, width, steps taken
     wanted: np.ndarray  # int64 [B, 3]: agents, height, width of the next episode
-    words: np.ndarray  # uint64 [B]: chance
+    words: np.ndarray  # uint64 [B]: random counters
 
 
 class MapPool(NamedTuple):
-    """Where maps come from: S given ones, or chance where there are none."""
+    """Source of maps: S given ones, or random maps if S is 0."""
 
     density: float  # of obstacles; negative for the triangular distribution
     maps: np.ndarray  # uint8 [S, height, width]: 1 for an obstacle
     sizes: np.ndarray  # int64 [S, 2]: height, width
-    starts: np.ndarray  # int64 [S, N]: padded cells, −1 where chance decides
+    starts: np.ndarray  # int64 [S, N]: padded cells, −1 for random ones
     goals: np.ndarray  # int64 [S, N]
 
 
 class PathfindingWorkspace(NamedTuple):
-    """Numbers of the padded map, and memory to work in, shared by all worlds."""
+    """Geometry of the padded map, and scratch memory, shared by all worlds."""
 
     stride: int
     pad: int
-    offsets: np.ndarray  # int64 [5]: what an action adds to a cell
-    claims: np.ndarray  # int64 [P]: 1 + who may enter; 0 between steps
+    offsets: np.ndarray  # int64 [5]: change of the cell index by each action
+    claims: np.ndarray  # int64 [P]: 1 + index of the agent that may enter; 0 between steps
     target: np.ndarray  # int64 [N]
     standing: np.ndarray  # int64 [N]
     rows: np.ndarray  # int64 [N]
     columns: np.ndarray  # int64 [N]
     order: np.ndarray  # int64 [P]: cells, component by component
-    first: np.ndarray  # int64 [P]: of a cell, where in `order` its component begins; negative where it has none
-    until: np.ndarray  # int64 [P]: of where a component begins, where it ends
-    drawn: np.ndarray  # int64 [P]: places in `order`, mixed
-    used: np.ndarray  # int64 [P]: of where a component begins, how many of its cells are goals
+    first: np.ndarray  # int64 [P]: by cell, index in `order` where its component begins; negative if it has none
+    until: np.ndarray  # int64 [P]: by index where a component begins, index where it ends
+    drawn: np.ndarray  # int64 [P]: shuffled indices into `order`
+    used: np.ndarray  # int64 [P]: by index where a component begins, number of its cells that are goals
 
 
 @numba.njit(cache=True, nogil=True)
 def reset_world(state: PathfindingState, pool: MapPool, workspace: PathfindingWorkspace, b: NumbaInt) -> bool:
-    """Begin an episode in one world; False if no map had room for its agents."""
+    """Start an episode in one world; return False if no map had enough free cells for its agents."""
     num_agents = state.wanted[b, 0]
     state.episode[b, 0], state.episode[b, 3] = num_agents, 0
     for _ in range(MAX_MAP_TRIES):
@@ -91,7 +91,7 @@ def reset_world(state: PathfindingState, pool: MapPool, workspace: PathfindingWo
 
 @numba.njit(cache=True, nogil=True)
 def place_agents(state: PathfindingState, workspace: PathfindingWorkspace, b: NumbaInt) -> None:
-    """Put the agents of one world on their cells and find the ways to their goals; its obstacles, `at`, `goal` are known."""
+    """Place the agents of one world and compute `closer_moves`; its obstacles, `at` and `goal` must be set."""
     cells, who = state.cells[b], state.who[b]
     who[:] = 0
     for cell in range(len(cells)):
@@ -107,10 +107,11 @@ def place_agents(state: PathfindingState, workspace: PathfindingWorkspace, b: Nu
 def _find_closer_moves(
     cells: np.ndarray, ways: np.ndarray, goal: NumbaInt, stride: NumbaInt, queue: np.ndarray
 ) -> None:
-    """Breadth first from the goal. Neighbours' distances differ by one, so those not settled yet are further away.
+    """Mark the moves that lead closer to the goal, by breadth-first search from the goal.
 
-    No branch depends on the map, since none could be predicted: a neighbour that is known already is written to the end
-    of the queue too, where the next one replaces it. Indices without a sign are known not to count from the end.
+    Distances of neighbours differ by exactly one, so a neighbour that is not visited yet is farther away. The loop has
+    no branch that depends on the map, because it would be mispredicted: a neighbour that is already known is also
+    written to the end of the queue, where the next one overwrites it. Unsigned indices need no wraparound check.
     """
     for cell in range(len(cells)):
         ways[cell] = VISITED if cells[cell] & BLOCKED else 0
@@ -123,7 +124,7 @@ def _find_closer_moves(
         ways[here] |= VISITED
         lower, upper, right, left = here + row, here - row, here + one, here - one
         known_lower, known_upper, known_right, known_left = ways[lower], ways[upper], ways[right], ways[left]
-        ways[lower] = known_lower | (~known_lower >> 7 & 1)  # from below, the way is up
+        ways[lower] = known_lower | (~known_lower >> 7 & 1)  # from the cell below, up leads closer
         ways[upper] = known_upper | (~known_upper >> 7 & 1) << 1
         ways[right] = known_right | (~known_right >> 7 & 1) << 2
         ways[left] = known_left | (~known_left >> 7 & 1) << 3
@@ -139,7 +140,7 @@ def _find_closer_moves(
 
 @numba.njit(cache=True, nogil=True)
 def _draw_obstacles(state: PathfindingState, workspace: PathfindingWorkspace, b: NumbaInt, density: float) -> None:
-    """Obstacles by chance, on a map of the wanted size."""
+    """Draw random obstacles on a map of the requested size."""
     height, width = state.wanted[b, 1], state.wanted[b, 2]
     state.episode[b, 1], state.episode[b, 2] = height, width
     if density < 0:
@@ -161,7 +162,7 @@ def _copy_obstacles(
     width: NumbaInt,
     given: np.ndarray,
 ) -> None:
-    """Obstacles as given."""
+    """Copy the obstacles of a given map."""
     state.episode[b, 1], state.episode[b, 2] = height, width
     cells = state.cells[b]
     cells[:] = OUTSIDE
@@ -173,7 +174,10 @@ def _copy_obstacles(
 
 @numba.njit(cache=True, nogil=True)
 def _components(cells: np.ndarray, episode: np.ndarray, workspace: PathfindingWorkspace) -> NumbaInt:
-    """Fill `order`, `first` and `until`; how many cells have a neighbour: alone, a cell can be no start with a goal."""
+    """Fill `order`, `first` and `until`; return the number of cells in components of at least two cells.
+
+    An isolated cell cannot hold both a start and a different goal.
+    """
     order, first, until, offsets = workspace.order, workspace.first, workspace.until, workspace.offsets
     first[:] = -1
     count = 0
@@ -202,7 +206,7 @@ def _components(cells: np.ndarray, episode: np.ndarray, workspace: PathfindingWo
 def _draw_starts_and_goals(
     state: PathfindingState, workspace: PathfindingWorkspace, b: NumbaInt, num_cells: NumbaInt
 ) -> None:
-    """Starts anywhere, no two the same; goals in the start's component, no two the same and none one's own start."""
+    """Draw distinct starts, and distinct goals, each in the component of its start but not on it."""
     order, first, until, drawn, used = (
         workspace.order,
         workspace.first,
@@ -229,7 +233,7 @@ def _draw_starts_and_goals(
             place = low + random_below(_word(words, b), high - low)
         drawn[low], drawn[place] = drawn[place], drawn[low]
         goal[i] = order[drawn[low]]
-        if goal[i] == at[i]:  # the last free cell of a full component: change goals with whoever else is in it
+        if goal[i] == at[i]:  # the last free cell of a full component: swap goals with another agent in it
             for j in range(i):
                 if first[at[j]] == begin:
                     goal[i], goal[j] = goal[j], goal[i]
@@ -245,13 +249,13 @@ def _word(words: np.ndarray, b: NumbaInt) -> NumbaInt:
 
 @numba.njit(cache=True, nogil=True)
 def _uniform(words: np.ndarray, b: NumbaInt) -> NumbaInt:
-    """A number from [0, 1)."""
+    """Return a uniform random number in [0, 1)."""
     return np.float64(_word(words, b) >> np.uint64(11)) * 2.0**-53
 
 
 @numba.njit(cache=True, nogil=True)
 def _triangular(uniform: float) -> NumbaInt:
-    """A density, by the inverse of its distribution function."""
+    """Return an obstacle density from the triangular distribution, by its inverse CDF."""
     span = _HIGHEST - _LOWEST
     if uniform < (_LIKELIEST - _LOWEST) / span:
         return _LOWEST + np.sqrt(uniform * span * (_LIKELIEST - _LOWEST))

@@ -1,7 +1,7 @@
-"""Compiled pathfinding: agents that move in B worlds at once, what each sees, and whom each hears.
+"""Compiled steps of B pathfinding worlds: moves, rewards, observations and communication masks.
 
-A map is padded by the radius of the view, so a window never leaves it, and cells are numbered row by row over the padded
-map. How an episode begins is for episode_kernels.py; memory, arguments and errors are for worlds.py.
+A map is padded by the radius of the view, so a view never exceeds it; cells are indexed row by row over the padded map.
+episode_kernels.py starts episodes; worlds.py allocates memory, validates arguments and raises errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from steppe.envs.pathfinding.episode_kernels import (
     reset_world,
 )
 
-NumbaInt = Any  # an int64: numba's scalars are no ints to a type checker
+NumbaInt = Any  # an int64: numba scalars are not ints to a type checker
 
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 NUM_ACTIONS, NUM_PLANES = 5, 6
@@ -35,24 +35,24 @@ _LOWEST_BITS = np.uint64(0x0101010101010101)
 
 
 class PathfindingOutput(NamedTuple):
-    """What a step writes; rows of agents that a world has not are 0. `final_…` is only written where an episode ended."""
+    """Output of a step; rows of absent agents are 0. `final_…` is only written for worlds whose episode ended."""
 
     obs: np.ndarray  # uint8 [B, N, 6, view, view]
-    comm_mask: np.ndarray  # bool [B, N, N]: whom each agent hears, itself included
+    comm_mask: np.ndarray  # bool [B, N, N]: from which agents each receives messages, itself included
     rewards: np.ndarray  # float32 [B, N]
-    terminated: np.ndarray  # bool [B]: everyone is at its goal
-    truncated: np.ndarray  # bool [B]: the steps are used up
+    terminated: np.ndarray  # bool [B]: all agents are at their goals
+    truncated: np.ndarray  # bool [B]: the step limit is reached
     final_obs: np.ndarray  # uint8 [B, N, 6, view, view]
     final_mask: np.ndarray  # bool [B, N, N]
 
 
 class PathfindingSettings(NamedTuple):
-    """Numbers that stay the same for as long as the worlds live."""
+    """Constants of a PathfindingWorlds."""
 
-    window: int  # cells that an agent sees each way (numba reserves the name `view`)
+    window: int  # side length of an agent's view in cells (numba reserves the name `view`)
     max_steps: int
     autoreset: bool
-    progress: float  # added to the reward of a step nearer, taken from that of a step away
+    progress: float  # added to the reward of a step closer to the goal, subtracted for a step away
 
 
 @numba.njit(cache=True, nogil=True)
@@ -64,7 +64,10 @@ def reset_worlds(
     chosen: np.ndarray,
     output: PathfindingOutput,
 ) -> tuple[NumbaInt, NumbaInt]:
-    """Begin an episode in the chosen worlds and write what is seen in all; a fault and its world, the worlds before done."""
+    """Start an episode in the chosen worlds and write the observations of all; return a fault code and its world.
+
+    After a fault, only the worlds before the faulty one are done.
+    """
     for b in range(len(chosen)):
         if chosen[b] and not reset_world(state, pool, workspace, b):
             return NO_SPACE, b
@@ -81,7 +84,7 @@ def step_worlds(
     actions: np.ndarray,
     output: PathfindingOutput,
 ) -> tuple[NumbaInt, NumbaInt]:
-    """Move everyone once; a fault and the world it is in. A bad action is found before anything has moved."""
+    """Move every agent once; return a fault code and its world. Actions are checked before any agent moves."""
     for b in range(len(actions)):
         for i in range(state.episode[b, 0]):
             if not 0 <= actions[b, i] < NUM_ACTIONS:
@@ -112,7 +115,7 @@ def _move_agents(
     actions: np.ndarray,
     rewards: np.ndarray,
 ) -> bool:
-    """Move the agents of one world and settle their conflicts; whether all are at their goals."""
+    """Move the agents of one world and resolve conflicts; return whether all are at their goals."""
     cells, who, at, goal = state.cells[b], state.who[b], state.at[b], state.goal[b]
     target, offsets = workspace.target, workspace.offsets
     for i in range(n):
@@ -127,7 +130,7 @@ def _move_agents(
         target[i] = there
     for i in range(n):
         other = who[target[i]] - 1
-        if other > i and target[other] == at[i]:  # an agent that stays meets itself here, so both are moving
+        if other > i and target[other] == at[i]:  # a swap: if agent i stays, other == i
             for k in (i, other):
                 target[k], rewards[k] = at[k], _COLLISION
     _resolve_conflicts(workspace, n, at, actions, rewards)
@@ -152,7 +155,7 @@ def _move_agents(
 def _reward_progress(
     ways: np.ndarray, at: np.ndarray, target: np.ndarray, actions: np.ndarray, progress: float, rewards: np.ndarray
 ) -> None:
-    """A move leads one step nearer to the goal or one away: cells next to each other are never equally far from it."""
+    """Add the progress reward: a move leads closer to the goal or away, as distances of neighbours always differ."""
     for i in range(len(rewards)):
         if target[i] != at[i]:
             nearer = ways[i, at[i]] >> (actions[i] - UP) & 1
@@ -163,10 +166,11 @@ def _reward_progress(
 def _resolve_conflicts(
     workspace: PathfindingWorkspace, n: NumbaInt, at: np.ndarray, actions: np.ndarray, rewards: np.ndarray
 ) -> None:
-    """Let one agent into each cell at most.
+    """Admit at most one agent to each cell.
 
-    The lowest id has a claim to a cell; whoever stands, from the beginning or because it was sent back, breaks the claim
-    to its cell, and the claimant stands too. So everyone is looked at once, in whatever order, with the same result.
+    The agent with the lowest index claims a cell. An agent that does not move, by choice or because it was sent back,
+    cancels the claim on its own cell, and the claimant is sent back too. So each agent is handled once, and the result
+    does not depend on the order.
     """
     target, claims, standing = workspace.target, workspace.claims, workspace.standing
     top = 0
@@ -199,7 +203,7 @@ def _write_observations(
     obs: np.ndarray,
     masks: np.ndarray,
 ) -> None:
-    """Write what the agents of one world see and whom they hear."""
+    """Write the observations and the communication mask of one world."""
     n, stride, num_cells, area = state.episode[b, 0], workspace.stride, state.cells.shape[1], view * view
     cells, ways, out = state.cells.reshape(-1), state.closer_moves.reshape(-1), obs.reshape(-1)
     for i in range(n):
@@ -210,7 +214,7 @@ def _write_observations(
             _copy_view(cells, ways, out, ground, way, place, stride, _USUAL_VIEW)
         else:
             _copy_view(cells, ways, out, ground, way, place, stride, view)
-    if n < obs.shape[1]:  # even an empty slice takes its time
+    if n < obs.shape[1]:  # skip the assignment: even an empty slice has a cost
         obs[b, n:] = 0
     _write_comm_mask(state.at[b], n, stride, view // 2, workspace, masks[b])
 
@@ -226,7 +230,7 @@ def _copy_view(
     stride: NumbaInt,
     view: NumbaInt,
 ) -> None:
-    """Copy one window from `ground` in `cells` and `way` in `ways` to `place` in `out`, eight cells at a time."""
+    """Copy a view from `ground` in `cells` and `way` in `ways` to `place` in `out`, eight cells at a time."""
     area = np.uint64(view * view)
     for row in range(view):
         source, other = np.uint64(ground + row * stride), np.uint64(way + row * stride)
@@ -245,12 +249,12 @@ def _copy_view(
             out[target + area] = seen & 1
             for plane in range(4):
                 out[target + np.uint64(2 + plane) * area] = nearer >> plane & 1
-    out[np.uint64(place) + area // np.uint64(2)] = 0  # oneself
+    out[np.uint64(place) + area // np.uint64(2)] = 0  # the agent itself
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
 def _eight(cells: np.ndarray, begin: NumbaInt) -> NumbaInt:
-    """Eight cells as one word: the compiler makes one load of it. An index without a sign never counts from the end."""
+    """Return eight cells as one word, which compiles to one load; unsigned indices need no wraparound check."""
     word = np.uint64(0)
     for k in range(8):
         word |= np.uint64(cells[begin + np.uint64(k)]) << np.uint64(8 * k)
@@ -259,7 +263,7 @@ def _eight(cells: np.ndarray, begin: NumbaInt) -> NumbaInt:
 
 @numba.njit(cache=True, nogil=True, forceinline=True)
 def _put_eight(out: np.ndarray, begin: NumbaInt, word: NumbaInt) -> None:
-    """The lowest bits of eight cells, in one store."""
+    """Write the lowest bits of eight cells with one store."""
     word &= _LOWEST_BITS
     for k in range(8):
         out[begin + np.uint64(k)] = np.uint8(word >> np.uint64(8 * k) & np.uint64(255))
@@ -269,7 +273,7 @@ def _put_eight(out: np.ndarray, begin: NumbaInt, word: NumbaInt) -> None:
 def _write_comm_mask(
     at: np.ndarray, n: NumbaInt, stride: NumbaInt, half: NumbaInt, workspace: PathfindingWorkspace, mask: np.ndarray
 ) -> None:
-    """Everyone hears itself and, of the two agents nearest to it on the whole map, those within its view."""
+    """Let each agent receive messages from itself and, of the two nearest agents on the map, those within its view."""
     rows, columns = workspace.rows, workspace.columns
     for i in range(n):
         rows[i], columns[i] = at[i] // stride, at[i] % stride

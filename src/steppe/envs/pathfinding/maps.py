@@ -1,6 +1,6 @@
-"""Given maps: obstacles with or without starts and goals, from arrays or from MovingAI's `.map` and `.scen` files.
+"""Maps with optional starts and goals, from arrays or from MovingAI's `.map` and `.scen` files.
 
-Everything that can be wrong with them is said here, in one sentence each; what comes out is safe for compiled code.
+All input is validated here, with one sentence per mistake, so a Scenario is safe for compiled code.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SCEN_FIELDS = 9  # bucket, map, width, height, start x, start y, goal x, goal y
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """A map, and where agents begin and have to go; without starts and goals, chance decides them in every episode."""
+    """A map with the agents' starts and goals; without them, starts and goals are random in every episode."""
 
-    obstacles: np.ndarray  # [height, width], anything but 0 is an obstacle; kept as bool
+    obstacles: np.ndarray  # [height, width], nonzero is an obstacle; stored as bool
     starts: np.ndarray | None = None  # [agents, 2]: row, column
     goals: np.ndarray | None = None  # [agents, 2]
     name: str = "the map"
@@ -42,15 +42,15 @@ class Scenario:
 
     @cached_property
     def num_agents(self) -> int:
-        """The most agents that it has places for."""
+        """The maximum number of agents."""
         if self.starts is not None:
             return len(self.starts)
         sizes = np.bincount(_components(self.obstacles).ravel())[1:]
-        return int(sizes[sizes > 1].sum())  # a free cell between obstacles is no start with a goal
+        return int(sizes[sizes > 1].sum())  # an isolated free cell cannot hold both a start and a goal
 
 
 def as_scenario(given: Any, num_agents: int) -> Scenario:
-    """A scenario, an array of obstacles, or the path of a `.map` or `.scen` file, as a scenario for so many agents."""
+    """Return a scenario for `num_agents` agents from a Scenario, an obstacle array, or a `.map` or `.scen` path."""
     if isinstance(given, Scenario):
         return given
     if isinstance(given, str | Path):
@@ -61,7 +61,10 @@ def as_scenario(given: Any, num_agents: int) -> Scenario:
 
 
 def load_map(path: str | Path) -> np.ndarray:
-    """The obstacles [height, width] of a MovingAI `.map` file: `.`, `G` and `S` are free, `@`, `O`, `T` and `W` are not."""
+    """Load the obstacles [height, width] of a MovingAI `.map` file; raises WorldError.
+
+    `.`, `G` and `S` are free cells; `@`, `O`, `T` and `W` are obstacles.
+    """
     lines = _lines(path)
     try:
         begin = lines.index("map")
@@ -80,9 +83,9 @@ def load_map(path: str | Path) -> np.ndarray:
 
 
 def load_scenario(path: str | Path, num_agents: int | None = None, *, map_path: str | Path | None = None) -> Scenario:
-    """The first `num_agents` tasks (all without a number) of a MovingAI `.scen` file, on its map.
+    """Load the first `num_agents` tasks (default: all) of a MovingAI `.scen` file with its map; raises WorldError.
 
-    The map is looked for beside the file, under the name that it gives, unless `map_path` says where it is.
+    By default the map is the file that the scenario names, in the directory of the scenario.
     """
     tasks = [line.split("\t" if "\t" in line else None) for line in _lines(path) if line]
     if not tasks or tasks[0][0] != "version":
@@ -115,7 +118,7 @@ def _lines(path: str | Path) -> list[str]:
 
 
 def _cells(given: Any, what: str, scenario: Scenario) -> np.ndarray:
-    """Rows and columns of free cells within the map, no two the same."""
+    """Return cells as int64 [agents, 2]; raise WorldError unless they are distinct free cells of the map."""
     cells = np.array(given)
     if cells.ndim != 2 or cells.shape[1] != 2 or len(cells) == 0 or cells.dtype.kind not in "iu":
         raise WorldError(f"the {what} of {scenario.name} must be whole numbers [agents, 2]: row and column")
@@ -159,7 +162,7 @@ def _require_connected(scenario: Scenario) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _components(obstacles: np.ndarray) -> np.ndarray:
-    """The number of each cell's component, from 1; 0 for obstacles."""
+    """Return the label of each cell's connected component, from 1; 0 for obstacles."""
     height, width = obstacles.shape
     labels, queue = np.zeros((height, width), np.int64), np.empty((obstacles.size, 2), np.int64)
     count = 0

@@ -1,4 +1,4 @@
-"""Pathfinding as a PettingZoo parallel environment: one world on the same compiled code, with a name for each agent."""
+"""Pathfinding as a PettingZoo parallel environment: one world, stepped by the same compiled kernels."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ AgentInfos = dict[str, dict[str, Any]]
 
 
 class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
-    """Agents on a map who all act at once; arguments as in PathfindingWorlds.
+    """Guide several agents to their goals on one grid map, all acting at once; arguments as in PathfindingWorlds.
 
-    `infos[agent]["comm_mask"]` [num_agents] says whom it hears. All agents' episodes end together. The options
-    `num_agents` and `size` of `reset` hold from that episode on, up to what the environment was made for.
+    `infos[agent]["comm_mask"]` [num_agents] says from which agents it receives messages. All agents' episodes end
+    together. The options `num_agents` and `size` of `reset` apply from that episode on, up to the constructor's values.
     """
 
     metadata: ClassVar[dict[str, Any]] = {
@@ -61,7 +61,7 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         )
         self.possible_agents = [f"agent_{index}" for index in range(num_agents)]
         self.agents: list[str] = []
-        self._trail: list[np.ndarray] = []  # where everyone was, step by step; only kept to be drawn
+        self._trail: list[np.ndarray] = []  # positions of all agents at each step; only kept for rendering
         self._observations = {
             agent: spaces.Box(0, 1, (NUM_PLANES, view, view), np.uint8) for agent in self.possible_agents
         }
@@ -69,21 +69,21 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
 
     @property
     def largest_lesson(self) -> tuple[int, int] | None:
-        """The most agents and cells along a side that the options of `reset` may ask for."""
+        """The maximum number of agents and side length in cells for the options of `reset`."""
         return self.worlds.largest_lesson
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The six planes of what an agent sees, 0 and 1."""
+        """Return the space of an agent's view: six planes of 0 and 1."""
         return self._observations[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """Stay, up, down, left, right."""
+        """Return the space of the five actions: stay, up, down, left, right."""
         return self._actions[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], AgentInfos]:
-        """A new map, by the seed where there is one; other options than the two are nothing to this environment."""
+        """Start an episode on a new map; options other than `num_agents` and `size` are ignored."""
         options = options or {}
         self.worlds.assign(options.get("num_agents"), options.get("size"))
         seen = self.worlds.reset(seed)
@@ -94,7 +94,7 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], AgentInfos]:
-        """Everyone's move at once; every agent of `agents` needs an action, and nobody else has one."""
+        """Move all agents; `actions` must have an entry for every agent in `agents`, and no other."""
         if actions.keys() != set(self.agents):
             odd = sorted(actions.keys() ^ set(self.agents))[0]
             what = "has no action" if odd in self.agents else "is not among the agents of this episode"
@@ -115,7 +115,7 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         return result
 
     def render(self) -> np.ndarray | None:
-        """The map, agents, goals, the ways they came and who hears whom, as an RGB image; None without a render mode."""
+        """Return an RGB image of map, agents, goals, trails and communication; None without a render mode."""
         if not self.render_mode:
             return None
         if not self._trail:
@@ -125,17 +125,17 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         return draw(worlds.obstacles(0), worlds.positions(0), worlds.goals(0), mask, np.array(self._trail))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no resources to release."""
 
     def snapshot(self) -> Tree | None:
-        """Where it is, for `restore`; None before the first reset."""
+        """Return the state for `restore`; None before the first reset."""
         worlds = self.worlds.snapshot()
         if worlds is None:
             return None
         return {"worlds": worlds, "live": len(self.agents), "trail": np.array(self._trail, np.int64)}
 
     def restore(self, state: Tree) -> None:
-        """Go where an environment made with the same arguments was."""
+        """Restore a snapshot of an environment built with the same arguments."""
         self.worlds.restore(state["worlds"])
         self.agents = self.possible_agents[: int(state["live"])]
         self._trail = list(np.array(state["trail"], np.int64)) if self.render_mode else []
@@ -148,5 +148,5 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
 
 
 def parallel_env(**kwargs: Any) -> PathfindingParallel:
-    """The environment under PettingZoo's customary name."""
+    """Build the environment; PettingZoo's usual name for this function."""
     return PathfindingParallel(**kwargs)

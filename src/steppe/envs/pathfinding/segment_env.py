@@ -1,4 +1,4 @@
-"""Pathfinding as a world: all maps stepped by one compiled call that writes observations straight into the segment."""
+"""Pathfinding as a segment environment: one compiled call steps all worlds and writes into the segment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steppe.envs.wrappers.rewards import EpisodeStatistics
 
 
 class PathfindingSegmentEnv(MultiAgentSegmentEnv):
-    """N maps with up to num_agents agents each; `worlds.assign` says how many agents and cells the next episodes have."""
+    """N worlds with up to num_agents agents each; `assign` sets the curriculum stage of their next episodes."""
 
     def __init__(self, worlds: PathfindingWorlds, spec: EnvSpec, ledger: EpisodeStatistics, seed: int) -> None:
         super().__init__(worlds.num_worlds, spec, ledger, EnvSnapshots([worlds]), [seed])
@@ -29,7 +29,7 @@ class PathfindingSegmentEnv(MultiAgentSegmentEnv):
         self._blank = self._blank._replace(comm_mask=self.comm_mask.reshape(self._blank.comm_mask.shape))
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
-        """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
+        """Start new episodes in all worlds; the first call, and every call with `seeds`, seeds them."""
         if seeds is not None:
             self.seeds, self._seeded = env_seeds(seeds, 1), False
         self._ledger.restart()
@@ -42,13 +42,13 @@ class PathfindingSegmentEnv(MultiAgentSegmentEnv):
         self.starts[...] = self.there
 
     def assign(self, lessons: np.ndarray) -> None:
-        """Say what the next episode of each world is to be [N, 2]: agents, and cells along a side."""
+        """Set the curriculum stage of each world's next episode [N, 2]: agents, and side length in cells."""
         for lesson in np.unique(lessons, axis=0):
             agents, size = lesson.tolist()
             self.worlds.assign(agents, size, worlds=np.flatnonzero((lessons == lesson).all(axis=1)))
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/contracts/env.py."""
+        """Step every world once; see the contract in core/contracts/env.py."""
         columns, agents = segment.columns, self.spec.num_agents
         into = self._into(columns["obs"][t + 1], columns["final_obs"][t])
         if "lesson" in columns:
@@ -68,14 +68,14 @@ class PathfindingSegmentEnv(MultiAgentSegmentEnv):
         np.logical_and(np.repeat(into.terminated | into.truncated, agents), self.there, out=self.starts)
 
     def render(self) -> np.ndarray | None:
-        """Nothing: `make_world(…, render=True)` makes a world that can be drawn."""
+        """Return None; `make_segment_env(…, render=True)` builds an environment that can render."""
         return None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no resources to release."""
 
     def _look(self) -> None:
-        """Who is there in the episodes under way: the first agents of each world."""
+        """Update `there`: the first agents of each world are present in the current episode."""
         counts = np.repeat(self.worlds.agents, self.spec.num_agents)
         np.less(np.tile(np.arange(self.spec.num_agents), self.num_envs), counts, out=self.there)
 
@@ -103,7 +103,7 @@ class PathfindingSegmentEnv(MultiAgentSegmentEnv):
 def make_pathfinding_env(
     env: str, config: EnvConfig, num_envs: int, seed: np.random.SeedSequence
 ) -> PathfindingSegmentEnv:
-    """The compiled world for a configuration; raises ConfigError for one that only single environments can follow."""
+    """Build the compiled segment environment; raises ConfigError for options that need single environments."""
     if (config.frame_stack or 1) > 1 or config.observations == "index":
         raise ConfigError(f"environment.vector='native' is not possible for {env} with frame_stack or numbered states")
     kwargs = {"num_agents": 4, **config.kwargs}

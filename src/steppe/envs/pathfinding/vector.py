@@ -1,6 +1,6 @@
 """Pathfinding as a Gymnasium vector environment: `gymnasium.make_vec("steppe/Pathfinding-v0", 16, num_agents=8)`.
 
-A world is one environment whose observations, actions and rewards have an axis of agents.
+Each world is one environment; its observations, actions and rewards have an agent axis.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from steppe.envs.pathfinding.worlds import Map, PathfindingWorlds, Size
 
 
 class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Worlds as in PathfindingWorlds, whose arguments it takes; rewards are [num_envs, num_agents].
+    """Vector version of PathfindingWorlds, with the same arguments; rewards are [num_envs, num_agents].
 
-    A world that ended begins anew at once: `info["final_obs"]` holds its last observations, `info["final_mask"]` its last
-    mask. `info["comm_mask"]` [num_envs, num_agents, num_agents] says who hears whom now.
+    A world whose episode ended is reset in the same step: `info["final_obs"]` holds its last observations,
+    `info["final_mask"]` its last mask. `info["comm_mask"]` [num_envs, num_agents, num_agents] says from which agents
+    each agent receives messages.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -59,14 +60,14 @@ class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """New episodes everywhere; one number seeds all worlds."""
+        """Start new episodes in all worlds; one integer seeds them all."""
         if isinstance(seed, list):
             raise ConfigError("one number seeds all worlds, not a list")
         seen = self.worlds.reset(seed)
         return seen.obs.copy(), self._info(seen)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Move everyone in every world."""
+        """Move every agent in every world."""
         seen = self.worlds.step(actions)
         info = self._info(seen)
         ended = seen.terminated | seen.truncated
@@ -76,11 +77,11 @@ class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return seen.obs.copy(), seen.rewards.copy(), seen.terminated.copy(), seen.truncated.copy(), info
 
     def snapshot(self) -> Tree | None:
-        """Where all worlds are, for `restore`; None before the first reset."""
+        """Return the state of all worlds for `restore`; None before the first reset."""
         return self.worlds.snapshot()
 
     def restore(self, state: Tree) -> None:
-        """Go where an environment made with the same arguments was."""
+        """Restore a snapshot of an environment built with the same arguments."""
         self.worlds.restore(state)
 
     def _info(self, seen: PathfindingOutput) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Many agents, each with a goal, in one another's way: B pathfinding worlds stepped by one compiled call.
+"""Multi-agent pathfinding: B worlds of agents with one goal each, stepped by one compiled call.
 
-`PathfindingWorlds` is the plain machine: arrays in, arrays out, in memory that stays. The same worlds for PettingZoo are
-in parallel.py, for Gymnasium in vector.py, and as pictures in drawing.py.
+`PathfindingWorlds` takes and returns plain arrays in preallocated memory. parallel.py is its PettingZoo interface,
+vector.py its Gymnasium interface, and drawing.py renders it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ _SAVED = ("at", "goal", "episode", "wanted", "words")
 
 
 class PathfindingWorlds:
-    """B worlds with up to N agents. An episode that ended begins anew within the step, unless `autoreset` is off.
+    """B worlds with up to N agents. A world whose episode ended is reset within the step, unless `autoreset` is False.
 
-    Every episode has a new map: by chance, of `size` (40 × 40) with obstacles of `density` (without one, triangular
-    between 0 and .5), or one of `maps` drawn by chance: scenarios, arrays of obstacles, or paths of `.map` and `.scen`
-    files. With `progress`, a step nearer to the goal is rewarded by so much more and a step away by so much less: over an
-    episode that adds up to the ground that was gained, whatever the way. `reset` and `step` write into `into`, or into `seen`, which the next call overwrites. For one thread at a time.
+    Every episode has a new map: a random one of `size` (default 40 × 40) and obstacle `density` (default: drawn for
+    each map from a triangular distribution between 0 and 0.5), or one of `maps` at random: scenarios, obstacle arrays,
+    or paths of `.map` and `.scen` files. `progress` is added to the reward of a step closer to the goal and subtracted
+    for a step away; over an episode this sums to `progress` times the distance gained, whatever the path. `reset` and
+    `step` write into `into`, or into `seen`, which the next call overwrites. Not thread-safe.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class PathfindingWorlds:
 
     @property
     def agents(self) -> np.ndarray:
-        """How many agents each world has in this episode [B]; the first rows are theirs."""
+        """The number of agents of each world in this episode [B]; they have the first rows."""
         return self._state.episode[:, 0].copy()
 
     @property
@@ -103,17 +104,17 @@ class PathfindingWorlds:
 
     @property
     def largest_lesson(self) -> tuple[int, int] | None:
-        """The most agents and cells along a side that `assign` takes; None where maps are given, or not square."""
+        """The maximum number of agents and side length in cells for `assign`; None if maps are given or not square."""
         height, width = self.max_size
         return None if self.scenarios or height != width else (self.num_agents, height)
 
     @property
     def elapsed(self) -> np.ndarray:
-        """How many steps each world's episode has had [B]."""
+        """The number of steps so far in each world's episode [B]."""
         return self._state.episode[:, 3].copy()
 
     def blank(self) -> PathfindingOutput:
-        """Memory for one step, of the caller's own."""
+        """Allocate memory for the output of one step, owned by the caller."""
         worlds, agents, view = self.num_worlds, self.num_agents, self.view
         obs, masks = (worlds, agents, NUM_PLANES, view, view), (worlds, agents, agents)
         return PathfindingOutput(
@@ -127,7 +128,7 @@ class PathfindingWorlds:
         )
 
     def assign(self, num_agents: int | None = None, size: Size | None = None, *, worlds: Any = slice(None)) -> None:
-        """Say how many agents, on maps of which size, the next episodes of `worlds` (an index) have."""
+        """Set the number of agents and the map size of the next episodes of `worlds` (an index)."""
         wanted = self._state.wanted[worlds].copy()
         if num_agents is not None:
             if not 1 <= num_agents <= self.num_agents:
@@ -151,9 +152,10 @@ class PathfindingWorlds:
         worlds: Any = None,
         into: PathfindingOutput | None = None,
     ) -> PathfindingOutput:
-        """Begin new episodes, everywhere or in `worlds` (an index), and write what is seen in all of them.
+        """Start new episodes in all worlds or in `worlds` (an index), and write the observations of all worlds.
 
-        With a seed, everything from here on depends on it alone (world b on the seed and b); without, chance goes on.
+        With a seed, everything that follows depends on it alone (world b on the seed and b). Without one, the random
+        streams continue.
         """
         seen = self._memory(into)
         if seed is not None or not self._seeded:
@@ -186,7 +188,7 @@ class PathfindingWorlds:
         return seen
 
     def place(self, world: int, scenario: Scenario, into: PathfindingOutput | None = None) -> PathfindingOutput:
-        """Begin this very episode in one world, with the agents of the scenario; the next ones are as they would be."""
+        """Start an episode of the given scenario in one world; later episodes are not affected."""
         self._require_reset()
         seen = self._memory(into)
         if scenario.starts is None or scenario.goals is None:
@@ -207,19 +209,19 @@ class PathfindingWorlds:
         return self._look(seen)
 
     def obstacles(self, world: int) -> np.ndarray:
-        """The map of one world, bool [height, width]."""
+        """Return the obstacles of one world, bool [height, width]."""
         return (self._crop_padding(self._state.cells[world], world) & OBSTACLE).astype(np.bool_)
 
     def positions(self, world: int) -> np.ndarray:
-        """Where the agents of one world are [agents, 2]: row and column."""
+        """Return the positions of one world's agents [agents, 2]: row and column."""
         return self._places(self._state.at, world)
 
     def goals(self, world: int) -> np.ndarray:
-        """Where they have to go [agents, 2]."""
+        """Return the goals of one world's agents [agents, 2]: row and column."""
         return self._places(self._state.goal, world)
 
     def snapshot(self) -> Tree | None:
-        """Everything the next steps depend on, in memory of its own; None before the first reset."""
+        """Return a copy of everything the next steps depend on; None before the first reset."""
         if not self._begun:
             return None
         state = self._state
@@ -227,13 +229,16 @@ class PathfindingWorlds:
         return {"maps": maps} | {name: getattr(state, name).copy() for name in _SAVED}
 
     def restore(self, tree: Tree) -> PathfindingOutput:
-        """Go where worlds made in the same way were at their `snapshot()`, and write what is seen; raises CannotResume."""
+        """Restore a `snapshot()` of worlds built with the same arguments, and write the observations into `seen`.
+
+        Raises CannotResume.
+        """
         state = self._state
         saved = {name: _fitting(tree, name, getattr(state, name)) for name in _SAVED}
         maps = _fitting(tree, "maps", np.packbits(state.cells, axis=1))
         self._require_valid_snapshot(saved)
         obstacles = np.unpackbits(maps, axis=1, count=state.cells.shape[1]).astype(np.bool_)
-        self._begun = self._seeded = False  # until all of it is known to be sound
+        self._begun = self._seeded = False  # until the whole snapshot is validated
         for name, array in saved.items():
             getattr(state, name)[:] = array
         for world in range(self.num_worlds):
@@ -292,7 +297,7 @@ class PathfindingWorlds:
             )
 
     def _require_room(self, wanted: np.ndarray) -> None:
-        """More agents than free cells can be known before a map is drawn, or seen on the given ones."""
+        """Raise WorldError if agents certainly exceed the free cells or tasks, before any map is drawn."""
         for agents, height, width in np.unique(wanted, axis=0).tolist():
             for each in self.scenarios:
                 if each.num_agents < agents:
@@ -306,7 +311,7 @@ class PathfindingWorlds:
                 )
 
     def _require_valid_snapshot(self, saved: dict[str, np.ndarray]) -> None:
-        """Compiled code checks no bounds, so a snapshot's numbers are checked before it meets them."""
+        """Raise CannotResume for numbers out of range in a snapshot: compiled code does not check bounds."""
         episode, wanted, num_cells = saved["episode"], saved["wanted"], self._state.cells.shape[1]
         most = np.array([self.num_agents, *self.max_size])
         sound = all(((each[:, :3] >= 1) & (each[:, :3] <= most)).all() for each in (episode, wanted))
@@ -380,7 +385,7 @@ def _make_map_pool(
 
 
 def _to_padded_cells(places: np.ndarray, workspace: PathfindingWorkspace) -> np.ndarray:
-    """Rows and columns [agents, 2] as numbers of cells."""
+    """Return the padded cell indices of rows and columns [agents, 2]."""
     padded: np.ndarray = (places[:, 0] + workspace.pad) * workspace.stride + places[:, 1] + workspace.pad
     return padded
 

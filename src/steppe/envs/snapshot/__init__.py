@@ -1,1 +1,1 @@
-"""Snapshots of environments: read, stored and restored without pickle."""
+"""Snapshots of environments, read and restored without pickle."""

@@ -1,9 +1,10 @@
-"""Reads an environment into a tree that core/io/codec.py can pack: its attributes, those of its wrappers, random streams.
+"""Read an environment into a tree that core/io/codec.py can pack: its attributes, its wrappers' and random streams.
 
-Types are kept exactly, because a float32 that comes back as a Python float gives other results. Everything mutable is
-numbered as it is met, so what two attributes share is still shared afterwards. What cannot be read raises Unreadable;
-what is no state (functions, classes, registrations, windows) is left as the new environment has it, and named in the
-tree. State outside the objects (globals, class attributes, files) is not seen. writer.py is the way back.
+Types are kept exactly, because a float32 restored as a Python float gives different results. Mutable objects are
+numbered in the order of reading, so objects shared by two attributes are still shared after restoring. Objects that
+cannot be read raise Unreadable. Objects without state (functions, classes, registrations, windows) are not read: the
+new environment keeps its own, and the tree lists their names. State outside the objects (globals, class attributes,
+files) is not saved. writer.py restores the tree.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ TAG = "~"
 SCALARS = [np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 SCALARS += [np.float16, np.float32, np.float64, np.complex64, np.complex128]
 PLAIN = frozenset([type(None), bool, int, float, str, bytes, *SCALARS])
-STREAMS = ("_np_random", "observation_space", "action_space", "env")  # read beside an environment's own snapshot()
+STREAMS = ("_np_random", "observation_space", "action_space", "env")  # read besides an environment's own snapshot()
 _NUMBERS = frozenset(np.dtype(kind).name for kind in SCALARS)
 _SKIPPED_TYPES = (type, ModuleType, Registration, logging.Logger, np.ufunc, np.dtype)
 _SETTINGS = (*PLAIN, *_SKIPPED_TYPES, gym.Space, FunctionType, np.ndarray)
 _ENVS = (gym.Env, VectorEnv)
 _FLAT_SPACES = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-# Tables that these very classes never change once made: only their digest is kept, to see that the new ones are equal.
+# Tables that these classes never change after construction: only a digest is saved, to compare the new ones with.
 _TABLES = {
     "gymnasium.envs.toy_text.taxi.TaxiEnv": ("P", "desc", "initial_state_distrib", "locs", "locs_colors"),
     "gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv": ("P", "desc", "initial_state_distrib"),
@@ -54,11 +55,11 @@ _CLASS_INFO: dict[type, ClassInfo] = {}
 
 
 class Unreadable(Exception):
-    """Something a snapshot cannot take; the message says what and where."""
+    """An object that a snapshot cannot hold; the message says which and where."""
 
 
 class TableDigests:
-    """Digests of tables, each computed once for as long as the attributes hold the same objects."""
+    """Cached digests of tables, recomputed only if an attribute refers to another object."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[list[Any], str]] = {}
@@ -67,7 +68,7 @@ class TableDigests:
         values = [vars(obj).get(name) for name in names]
         held, digest = self._known.get(id(obj), ([], ""))
         if len(held) != len(values) or any(one is not other for one, other in zip(held, values, strict=True)):
-            # Text is quick for tables of thousands of tuples, and shows types; only arrays would be shortened.
+            # repr is fast for tables of thousands of tuples, and includes types; only arrays would be abbreviated.
             told = [(v.dtype.str, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in values]
             digest = hashlib.sha256(repr(told).encode()).hexdigest()
             self._known[id(obj)] = (values, digest)
@@ -75,18 +76,21 @@ class TableDigests:
 
 
 class SnapshotReader:
-    """One walk over objects that may share parts; with `partial`, environments keep what cannot be read to themselves."""
+    """Reads objects that may share parts; with `partial`, unreadable attributes of environments are skipped."""
 
     def __init__(self, digests: TableDigests | None = None, *, partial: bool = False) -> None:
         self._digests = digests or TableDigests()
         self._partial = partial
         self._numbers: dict[int, int] = {}
-        self._held: list[Any] = []  # keeps what was met alive, so that no address is used twice
-        self._memory: dict[int, list[tuple[int, int]]] = {}  # by owner, the bytes that arrays see
+        self._held: list[Any] = []  # keeps objects alive, so that no id is reused
+        self._memory: dict[int, list[tuple[int, int]]] = {}  # by owner: byte ranges of the arrays read
         self._claims: list[int] = []
 
     def object(self, obj: Any, *, partial: bool = False) -> Tree:
-        """A plain Python object as its attributes, or as its own `snapshot()` if it has that."""
+        """Return a plain Python object as a tree of its attributes, or of its own `snapshot()` if it has that method.
+
+        Raises Unreadable.
+        """
         kind = get_class_info(type(obj))
         if not kind.plain:
             raise Unreadable(f"a {kind.name}")
@@ -108,7 +112,7 @@ class SnapshotReader:
         return tree
 
     def value(self, value: Any) -> Any:
-        """Anything but an object with attributes of its own."""
+        """Return the tree of a value that is not an object with attributes; raises Unreadable."""
         kind = type(value)
         if kind in PLAIN:
             return value
@@ -123,7 +127,7 @@ class SnapshotReader:
         raise Unreadable(f"a {class_name(kind)}")
 
     def seen(self, value: Any) -> Tree | None:
-        """A reference if `value` was met before; else it gets the next number."""
+        """Return a reference if `value` was read before; otherwise assign the next number and return None."""
         number = self._numbers.get(id(value))
         if number is not None:
             return {TAG: "same", "as": number}
@@ -132,7 +136,7 @@ class SnapshotReader:
         return None
 
     def claim(self, array: np.ndarray) -> None:
-        """Arrays that are windows on the same bytes would come apart, so each byte may be seen once."""
+        """Record an array's memory; raise Unreadable if it overlaps another's: restoring would separate the two."""
         owner: Any = array
         while isinstance(owner, np.ndarray) and owner.base is not None:
             owner = owner.base
@@ -160,7 +164,7 @@ class SnapshotReader:
         return values, left
 
     def _into(self, values: Tree, left: dict[str, str] | None, obj: Any, name: str, value: Any) -> None:
-        """Read one attribute; if that is impossible, it goes to `left` where there is one, unless it is the inner env."""
+        """Read one attribute; if unreadable, list it in `left` if given and it is no inner environment, else raise."""
         met, claimed = len(self._held), len(self._claims)
         try:
             values[name] = self._attribute(value)
@@ -197,7 +201,7 @@ class SnapshotReader:
         return isinstance(value, _SKIPPED_TYPES) or kind.__module__.partition(".")[0] == "pygame"
 
     def _is_stateless(self, function: FunctionType) -> bool:
-        """Whether a function remembers nothing between calls; arrays around it are taken for settings."""
+        """Return whether a function keeps no state between calls; arrays in its closure are assumed to be constants."""
         for cell in function.__closure__ or ():
             value = cell.cell_contents
             if not isinstance(value, _SETTINGS) and not self._stays(value):
@@ -205,7 +209,7 @@ class SnapshotReader:
         return not _assigns_nonlocal(function.__code__)
 
     def _stays(self, value: Any) -> bool:
-        """Whether `value` is an object met before, which is filled in place: who refers to it need not change."""
+        """Return whether `value` is an object read before: it is restored in place, so references stay valid."""
         return id(value) in self._numbers and get_class_info(type(value)).plain
 
     def _space(self, space: gym.Space[Any]) -> Tree:
@@ -224,7 +228,7 @@ class SnapshotReader:
 
 
 def spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """A space and the spaces it is made of: each draws from a stream of its own."""
+    """Yield a space and the spaces it is composed of, each with its own random stream."""
     yield space
     if type(space) in _FLAT_SPACES:
         return
@@ -236,27 +240,27 @@ def spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 
 
 def _unused(space: gym.Space[Any]) -> bool:
-    """Whether nothing was ever drawn from a space: then it has no state."""
+    """Return whether a space was never sampled and therefore has no state."""
     return all(part._np_random is None for part in spaces_in(space))
 
 
 class _Plain:
-    """What an ordinary class looks like in memory."""
+    """Reference for the memory layout of an ordinary class."""
 
 
 @dataclass(frozen=True)
 class ClassInfo:
-    """What reading must know of a class, found out once."""
+    """Properties of a class that the reader needs, computed once."""
 
     name: str
-    plain: bool  # instances keep all they know in `__dict__`: no slots, no part written in C
-    own: bool  # it has the `snapshot()` and `restore(state)` that users may write for their environments
-    compiled: str | None  # a compiled module it works with: state may be in there, behind a mere number
-    tables: tuple[str, ...]  # attributes that are only compared
+    plain: bool  # instances keep all state in `__dict__`: no slots, no base written in C
+    own: bool  # has its own `snapshot()` and `restore(state)`, which users may write for their environments
+    compiled: str | None  # a compiled module it uses, which may hold state behind a mere handle
+    tables: tuple[str, ...]  # attributes that are only compared, by digest
 
 
 def get_class_info(kind: type) -> ClassInfo:
-    """What is known of a class."""
+    """Return the cached properties of a class."""
     if kind not in _CLASS_INFO:
         layouts = [(k.__basicsize__, k.__itemsize__, k.__dictoffset__, k.__weakrefoffset__) for k in (kind, _Plain)]
         own = callable(getattr(kind, "snapshot", None)) and callable(getattr(kind, "restore", None))
@@ -268,17 +272,17 @@ def get_class_info(kind: type) -> ClassInfo:
 
 
 def class_name(kind: type) -> str:
-    """`module.Class`."""
+    """Return `module.Class`."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def class_names(kind: type) -> set[str]:
-    """`module.Class`, today and in earlier versions."""
+    """Return `module.Class` with the present and the former name of its module."""
     return {class_name(kind), f"{FORMER.get(kind.__module__, kind.__module__)}.{kind.__qualname__}"}
 
 
 def _find_compiled_module(kind: type) -> str | None:
-    """The first compiled module among the globals of the modules that a class is written in."""
+    """Return the first compiled module among the globals of the modules that define a class and its bases, or None."""
     for base in kind.__mro__:
         for held in vars(sys.modules.get(base.__module__, object)).values():
             spec = held.__spec__ if isinstance(held, ModuleType) else None
@@ -293,7 +297,7 @@ def _harmless(module: str) -> bool:
 
 @cache
 def _assigns_nonlocal(code: CodeType) -> bool:
-    """Whether code assigns to a variable of the function around it (`nonlocal`)."""
+    """Return whether code assigns to a variable of the enclosing function (`nonlocal`)."""
     return any(line.opname == "STORE_DEREF" and line.argval in code.co_freevars for line in dis.get_instructions(code))
 
 
@@ -326,7 +330,7 @@ def _set(reading: SnapshotReader, value: set[Any] | frozenset[Any]) -> Any:
     seen = reading.seen(value)
     if seen is not None:
         return seen
-    # Iterating over a set follows its history: only one that looks the same when built anew can be given back.
+    # Iteration order depends on a set's history: only a set that keeps its order when rebuilt can be restored.
     if list(type(value)(list(value))) != list(value):
         raise Unreadable(f"a {type(value).__name__} whose order depends on how it was filled")
     return {TAG: type(value).__name__, "items": _items(reading, value)}
@@ -344,7 +348,7 @@ def _array(reading: SnapshotReader, value: np.ndarray) -> Any:
         raise Unreadable(f"an array of {dtype}")
     if value.flags.c_contiguous:
         return value.copy()
-    # The order of axes in memory decides in which order NumPy adds.
+    # Keep the memory order of the axes: it decides in which order NumPy sums.
     axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
     return {TAG: "axes", "axes": axes, "array": value.transpose(axes).copy()}
 

@@ -1,8 +1,8 @@
-"""Where the environments of a world are, and how to get there again: by reading them, else by repeating the episode.
+"""Save and restore the state of a segment environment, by reading its environments or by replaying their episodes.
 
-Reading (reader.py) is exact. Environments that hide something behind an object in C get a tape: what could be read
-before the last reset, and the actions since. On resuming these are repeated, and accepted if they lead to the same last
-observation. The rest of a world's state (accounts, frames) is small and written here too.
+Reading (reader.py) is exact. Environments with state in a C object get a replay log: the state that could be read
+before the last reset, and the actions since. On resuming, the actions are replayed, and accepted if they lead to the
+same last observation. The segment environment's own state (episode statistics, stacked frames) is saved here too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MISMATCH_ERRORS = (KeyError, TypeError, ValueError, IndexError, AttributeError,
 
 
 class SeededEnv(SegmentEnv, Protocol):
-    """A world that knows what it was seeded with."""
+    """A segment environment that keeps its seeds."""
 
     seeds: list[int]
 
 
 class EnvSnapshots:
-    """Takes and gives back the state of environments; `obstacle` says why they cannot be read, if so."""
+    """Saves and restores the state of environments; `unreadable_reason` says why they cannot be read, if so."""
 
     def __init__(self, envs: list[Any]) -> None:
         self.unreadable_reason: str | None = None
@@ -41,11 +41,11 @@ class EnvSnapshots:
 
     @property
     def kind(self) -> ResumeKind:
-        """What `take` can promise now."""
+        """How exactly a snapshot taken now can be restored."""
         return "exact" if self.unreadable_reason is None else "episode-boundary"
 
     def take(self) -> Tree | None:
-        """The environments as a tree, None if they cannot be read."""
+        """Return the environments as a tree, None if they cannot be read."""
         reading = SnapshotReader(self._digests)
         try:
             trees = [reading.object(env) for env in self._envs]
@@ -56,11 +56,11 @@ class EnvSnapshots:
         return {"by": "reading", "envs": trees}
 
     def settle(self) -> None:
-        """After the first reset: see whether the environments can be read."""
+        """Determine, after the first reset, whether the environments can be read."""
         self.take()
 
     def give(self, tree: Tree) -> None:
-        """Bring the environments where they were; raises CannotResume if they do not get there."""
+        """Restore the environments; raises CannotResume if that is impossible."""
         if tree["by"] != "reading":
             raise CannotResume("the snapshot holds actions to repeat, which only single environments can do")
         building = SnapshotWriter()
@@ -70,39 +70,42 @@ class EnvSnapshots:
 
 
 class LoopEnvSnapshots(EnvSnapshots):
-    """The same for single environments, with tapes for those that cannot be read; `steps` and `resets` are to be called."""
+    """EnvSnapshots for single environments, with replay logs if they cannot be read.
+
+    The owner must step and reset the environments through `steps` and `resets`.
+    """
 
     def __init__(self, envs: list[gym.Env[Any, Any]]) -> None:
         super().__init__(envs)
         self.steps: list[Callable[[Any], Any]] = []
         self.resets: list[Callable[..., Any]] = []
         self._tapes: list[EpisodeReplayLog] = []
-        self._record(on=True)  # until the first reset has shown whether they are needed
+        self._record(on=True)  # until the first reset shows whether replay logs are needed
 
     @property
     def kind(self) -> ResumeKind:
-        """What `take` can promise now."""
+        """How exactly a snapshot taken now can be restored."""
         if not self._tapes:
             return super().kind
         return "replay" if all(tape.usable for tape in self._tapes) else "episode-boundary"
 
     def settle(self) -> None:
-        """After the first reset: tapes only stay where they are needed."""
+        """Drop the replay logs after the first reset if the environments can be read."""
         if super().take() is not None:
             self._record(on=False)
 
     def take(self) -> Tree | None:
-        """By reading, or what is on the tapes; None if neither is possible now."""
+        """Return the environments as read, or their replay logs; None if neither is possible now."""
         if not self._tapes:
             tree = super().take()
             if tree is None:
-                self._record(on=True)  # something unreadable appeared: from the next episodes on there are tapes
+                self._record(on=True)  # something unreadable appeared: log from the next episodes on
             return tree
         trees = [tape.take() for tape in self._tapes]
         return None if None in trees else {"by": "replay", "envs": trees}
 
     def give(self, tree: Tree) -> None:
-        """Bring the environments where they were; raises CannotResume if they do not get there."""
+        """Restore the environments; raises CannotResume if that is impossible."""
         if tree["by"] != "replay":
             super().give(tree)
             self._record(on=False)
@@ -112,7 +115,7 @@ class LoopEnvSnapshots(EnvSnapshots):
             tape.give(state)
 
     def _record(self, *, on: bool) -> None:
-        # The lists stay the same objects: the loop holds on to them.
+        # Keep the list objects: the loop holds references to them.
         self._tapes = [EpisodeReplayLog(env) for env in self._envs] if on else []
         acting: list[Any] = self._tapes or self._envs
         self.steps[:] = [each.step for each in acting]
@@ -120,7 +123,7 @@ class LoopEnvSnapshots(EnvSnapshots):
 
 
 class EpisodeReplayLog:
-    """Stands before one environment and remembers how its episode can be repeated, for at most MAX_TAPE_STEPS steps."""
+    """Wraps one environment and records how to replay its current episode, for at most MAX_REPLAY_STEPS steps."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self._env = env
@@ -130,7 +133,7 @@ class EpisodeReplayLog:
         self._seen: Any = None
 
     def reset(self, *, seed: int | None = None) -> Any:
-        """Begin an episode, and a new tape with it."""
+        """Start an episode and a new log."""
         self._seed, self._actions = seed, []
         try:
             self._before = SnapshotReader(partial=True).object(self._env, partial=True)
@@ -141,7 +144,7 @@ class EpisodeReplayLog:
         return result
 
     def step(self, action: Any) -> Any:
-        """Act, and write the action down: it lies in memory of its own by the rule of envs/vector/spaces.py."""
+        """Step and record the action, without a copy: ActionDecoder (envs/vector/spaces.py) returns new memory."""
         if len(self._actions) < MAX_REPLAY_STEPS:
             self._actions.append(action)
         else:
@@ -152,11 +155,11 @@ class EpisodeReplayLog:
 
     @property
     def usable(self) -> bool:
-        """Whether it holds the episode from its beginning."""
+        """Whether the log holds the episode from its first step."""
         return self._before is not None
 
     def take(self) -> Tree | None:
-        """What to repeat and where it leads; None without the beginning, or if that cannot be written down."""
+        """Return the log and the last observation; None if the log is incomplete or the observation cannot be read."""
         if self._before is None:
             return None
         try:
@@ -167,7 +170,7 @@ class EpisodeReplayLog:
         return {"before": self._before, "seed": self._seed, "actions": together, "seen": seen}
 
     def give(self, tree: Tree) -> None:
-        """Repeat a tape, and go on recording behind it."""
+        """Replay a log and continue recording after it; raises CannotResume if it leads to another observation."""
         name = type(self._env.unwrapped).__name__
         building = SnapshotWriter()
         building.fill(self._env, tree["before"])
@@ -185,12 +188,12 @@ class EpisodeReplayLog:
 
 
 class SegmentEnvState:
-    """A world's state: its environments, and the little it knows besides them."""
+    """Complete state of a segment environment: its environments, arrays, seeds and episode statistics."""
 
     def __init__(
         self, world: SeededEnv, envs: EnvSnapshots, ledger: EpisodeStatistics, arrays: dict[str, np.ndarray | None]
     ) -> None:
-        """`arrays` of the world itself are read and written in place, as the ledger's are."""
+        """Hold references: `arrays` and those of the episode statistics are read and written in place."""
         mine = {**arrays, "returns": ledger.returns, "lengths": ledger.lengths, "episodes": ledger.episodes}
         mine["played"] = ledger.played
         self._arrays = {name: array for name, array in mine.items() if array is not None}
@@ -199,7 +202,7 @@ class SegmentEnvState:
         self._ledger = ledger
 
     def take(self) -> Tree | None:
-        """All of it in memory of its own, None if the environments cannot be had."""
+        """Return a copy of the whole state, None if the environments cannot be saved."""
         envs = self._envs.take()
         if envs is None:
             return None
@@ -214,7 +217,7 @@ class SegmentEnvState:
         }
 
     def give(self, state: Tree) -> None:
-        """Bring the world there; raises CannotResume if it does not fit, also for a tree that is none of `take`'s."""
+        """Restore the state; raises CannotResume if it does not fit, also for a tree that `take` did not return."""
         world = self._world
         try:
             if (state["env"], state["num_envs"]) != (world.spec.id, world.num_envs):

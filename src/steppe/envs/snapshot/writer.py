@@ -1,6 +1,6 @@
-"""Writes what reader.py read into an environment made anew: same configuration, after its first reset.
+"""Restore a tree of reader.py into a new environment of the same configuration, after its first reset.
 
-Objects are filled in place and never created, so a tree cannot bring in a class that the environment does not use.
+Objects are filled in place and never created, so a tree cannot introduce a class that the environment does not use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOURCES = {
 
 
 class SnapshotWriter:
-    """One walk over a tree; objects met on the way are numbered as `Reading` numbered them.
+    """Restores a tree; objects are numbered in the same order as by SnapshotReader.
 
     Nothing is written before `finish`, so a tree that does not fit leaves the environment as it was.
     """
@@ -39,7 +39,7 @@ class SnapshotWriter:
         self._writes: list[Callable[[], None]] = []
 
     def fill(self, live: Any, tree: Tree) -> None:
-        """Prepare to give `live` the attributes in `tree`; raises CannotResume where they do not fit it."""
+        """Prepare to set the attributes of `live` from `tree`; raises CannotResume if they do not fit."""
         if tree.get(TAG) == "same":
             if self.made[tree["as"]] is not live:
                 raise CannotResume(f"a {class_name(type(live))} is shared otherwise than in the snapshot")
@@ -58,13 +58,13 @@ class SnapshotWriter:
             self._writes.append(partial(_restore_own, live, own))
 
     def finish(self) -> None:
-        """Write everything, inner objects before those that hold them."""
+        """Perform the prepared writes, inner objects before those that contain them."""
         for write in self._writes:
             write()
         self._writes.clear()
 
     def value(self, tree: Any) -> Any:
-        """A fresh value of exactly the type that was read."""
+        """Return a new value of exactly the type that was read."""
         kind = type(tree)
         if kind in PLAIN:
             return tree
@@ -81,12 +81,12 @@ class SnapshotWriter:
         return named
 
     def keep(self, value: Any) -> Any:
-        """Number a value in the order of reading."""
+        """Assign the next number to a value and return it."""
         self.made.append(value)
         return value
 
     def items(self, trees: list[Any]) -> list[Any]:
-        """The values in a container."""
+        """Return the values of a container."""
         return trees if PLAIN.issuperset(map(type, trees)) else [self.value(item) for item in trees]
 
     def _prepare_attributes(self, live: Any, tree: Tree) -> None:
@@ -123,7 +123,7 @@ def _write(attributes: dict[str, Any], values: dict[str, Any], gone: set[str]) -
 
 
 def _check_skipped(live: Any, tree: Tree) -> None:
-    """What was not read must be there in its own right, and equal as far as that is known."""
+    """Raise CannotResume unless `live` has every attribute that was not read: of the same class, tables also equal."""
     if "digest" in tree and tree["digest"] != TableDigests().of(live, get_class_info(type(live)).tables):
         raise CannotResume(f"this {class_name(type(live))} was made with other tables than the one in the snapshot")
     if tree.get("partial"):

@@ -1,4 +1,4 @@
-"""TicTacToe as a PettingZoo AEC environment: `env()` for the checked one, `TicTacToeAEC` for the bare one."""
+"""TicTacToe as a PettingZoo AEC environment: `env()` adds PettingZoo's checks, `TicTacToeAEC` has none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
-    """Two agents who take turns; each sees the board's number and which cells are free."""
+    """Two agents take turns; each observes the board's index and which cells are free."""
 
     metadata: ClassVar[dict[str, Any]] = {
         "name": "steppe_tictactoe_v0", "render_modes": ["ansi", "human"], "is_parallelizable": False,
@@ -36,21 +36,21 @@ class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
         self._actions = {agent: spaces.Discrete(NUM_CELLS) for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The board's number, and a mask of the free cells."""
+        """Return the space of the board's index and a mask of the free cells."""
         return self._observations[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """The nine cells."""
+        """Return the space of the nine cells."""
         return self._actions[agent]
 
     def observe(self, agent: str) -> dict[str, Any]:
-        """The board as it is; nothing is free for who has to wait."""
+        """Return the board's index and action mask; the mask is empty unless it is the agent's turn."""
         mine = agent == self.agent_selection and not self.game.game_over
         mask = (self.game.board == 0) if mine else np.zeros(NUM_CELLS, np.bool_)
         return {"observation": np.int64(self.game._get_observation()), "action_mask": mask.astype(np.int8)}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """An empty board and the first player's turn."""
+        """Start a game with an empty board; the first player moves first."""
         self.game.reset(seed=seed)
         self.agents = list(self.possible_agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
@@ -61,7 +61,7 @@ class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
         self.agent_selection = self.agents[0]
 
     def step(self, action: int | None) -> None:
-        """The selected agent's move; the other one gets the opposite reward. An illegal move loses."""
+        """Play the selected agent's move; the other agent gets the negative reward. An illegal move loses."""
         agent = self.agent_selection
         if self.terminations[agent] or self.truncations[agent]:
             self._was_dead_step(action)
@@ -80,13 +80,13 @@ class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
             self.render()
 
     def render(self) -> str | None:
-        """The board as text; printed for a human."""
+        """Render the board as text: print it in mode "human", else return it."""
         return self.game.render(self.render_mode or "human")
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no resources to release."""
 
 
 def env(render_mode: str | None = None) -> AECEnv:
-    """The environment with PettingZoo's checks on order and actions."""
+    """Return the environment with PettingZoo's checks of call order and action bounds."""
     return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(TicTacToeAEC(render_mode)))

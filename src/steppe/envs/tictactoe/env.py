@@ -1,5 +1,8 @@
-"""TicTacToe: the rules as tables, and the environment with numbered boards. A board is Σ cell · 3^i with 0 for an empty
-cell, 1 for the first player's and 2 for the second's: 19,683 numbers, of which 5,478 come up."""
+"""TicTacToe: the rules as tables, and a Gymnasium environment that observes state indices.
+
+The index of a board is Σ cell · 3^i with 0 for an empty cell, 1 for the first player's and 2 for the second's: 19,683
+indices, of which 5,478 are reachable.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 NUM_CELLS, NUM_BOARDS = 9, 3**9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
-POWERS = 3 ** np.arange(NUM_CELLS)  # int64: a board's number does not fit into the cells' int8
+POWERS = 3 ** np.arange(NUM_CELLS)  # int64: an index does not fit into the cells' int8
 
 
 @cache
 def tictactoe() -> TurnGame:
-    """The game's tables, for every number that a board can have."""
+    """Return the game's tables, which cover every board index."""
     boards = np.arange(NUM_BOARDS)[:, None] // POWERS % 3
     first, second = ((boards[:, LINES] == player).all(axis=2).any(axis=1) for player in (1, 2))
     full = (boards != 0).all(axis=1)
@@ -35,11 +38,12 @@ def tictactoe() -> TurnGame:
 
 
 class TicTacToeEnv(DistClassicRLEnv):
-    """With `opponent="self"` two agents take turns: every step is a move, and its reward is the mover's.
+    """Play TicTacToe against an opponent, or both sides with `opponent="self"`.
 
-    With "random", "perfect" or an agent, one agent plays against it: a step is a move and the reply, the seat is drawn for
-    each game unless `agent_starts` says, and games begin after 0 to `opening_moves` random moves. `info` holds
-    `current_player` and `action_mask`. An illegal move costs 1 and ends the game.
+    In self-play two agents take turns: every step is one move, and the reward belongs to the player that moved. With
+    the opponent "random", "perfect" or an agent, a step is a move and the opponent's reply. Which side the agent plays
+    is random in each game unless `agent_starts` is given. Games start after 0 to `opening_moves` random moves. `info`
+    holds `current_player` and `action_mask`. An illegal move gives reward −1 and ends the game.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"]}  # type: ignore[misc]
@@ -60,7 +64,7 @@ class TicTacToeEnv(DistClassicRLEnv):
         if not 0 <= opening_moves < NUM_CELLS:
             raise ConfigError(f"opening_moves={opening_moves} must be from 0 to {NUM_CELLS - 1}")
         if isinstance(opponent, str) and opponent != "self":
-            player_moves(tictactoe(), opponent)  # says what there is instead
+            player_moves(tictactoe(), opponent)  # raises ConfigError for an unknown opponent
         elif not isinstance(opponent, str) and not hasattr(opponent, "select_action"):
             player_moves(tictactoe(), opponent)
         self.render_mode = render_mode
@@ -75,16 +79,16 @@ class TicTacToeEnv(DistClassicRLEnv):
 
     @property
     def observation_space_size(self) -> int:
-        """19,683: every number that a board can have."""
+        """The number of board indices: 19,683."""
         return NUM_BOARDS
 
     @property
     def action_space_size(self) -> int:
-        """9: one for each cell."""
+        """The number of cells: 9."""
         return NUM_CELLS
 
     def reset(self, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
-        """An empty board, or what opening moves and the opponent's first move make of it."""
+        """Start a game: clear the board, then play the opening moves and the opponent's first move, if any."""
         super().reset(seed=seed)
         self._clear()
         while self.num_agents == 1 or self.opening_moves:
@@ -101,7 +105,7 @@ class TicTacToeEnv(DistClassicRLEnv):
         return self._get_observation(), self._info()
 
     def step(self, action: Any) -> tuple[int, float, bool, bool, Info]:
-        """Place a stone and, unless both seats are the agent's, take the reply; after the end nothing happens any more."""
+        """Play a move and, unless in self-play, the opponent's reply; after the end of a game, do nothing."""
         if self.game_over:
             return self._get_observation(), 0, True, False, {}
         if not self._is_valid_action(action):
@@ -115,7 +119,7 @@ class TicTacToeEnv(DistClassicRLEnv):
         return self._get_observation(), reward, self.game_over, False, self._info()
 
     def render(self, mode: str | None = None) -> str | None:
-        """The board as text; printed for a human, returned otherwise."""
+        """Render the board as text: print it in mode "human", else return it."""
         cells = ["." if cell == 0 else " XO"[cell] for cell in self.board]
         text = "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
         if (mode or self.render_mode or "human") == "human":
@@ -142,7 +146,7 @@ class TicTacToeEnv(DistClassicRLEnv):
         return bool(0 <= action < NUM_CELLS and self.board[action] == 0)
 
     def _place(self, action: int) -> float:
-        """The current player's stone, and the turn to the other; 1 if that wins."""
+        """Play the current player's move and switch players; return 1 if the move wins, else 0."""
         self.board[action] = self.current_player
         reward, self.game_over = self._check_game_end()
         self.current_player = 3 - self.current_player
@@ -153,12 +157,12 @@ class TicTacToeEnv(DistClassicRLEnv):
         return (1.0 if outcome == self.current_player else 0.0), bool(outcome)
 
     def _agent_first(self) -> bool:
-        """Whether it is the agent's turn in a game that is about to begin."""
+        """Return whether the agent moves next in a new game; sample the starting side unless it is given."""
         starts = bool(self.np_random.integers(2)) if self.agent_starts is None else self.agent_starts
         return starts == (self.current_player == 1)
 
     def _reply(self) -> float:
-        """The opponent's move; 1 if it wins by it, −1 if it loses by an illegal one."""
+        """Play the opponent's move; return its reward: 1 if it wins, −1 if it is illegal, else 0."""
         action = self._opponent_action()
         if self._is_valid_action(action):
             return self._place(action)

@@ -1,4 +1,4 @@
-"""Many TicTacToe games stepped by one compiled call, as a Gymnasium vector environment."""
+"""TicTacToe as a Gymnasium vector environment: many games stepped by one compiled call."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _LARGEST = 2**64 - 1
 
 
 class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Games as in TicTacToeEnv, played from the same arguments; an agent as opponent plays its best moves as of when it
-    was given.
+    """Vector version of TicTacToeEnv; an agent as opponent plays the greedy moves that it had at construction.
 
-    A game that ended begins anew in the next step, which ignores its action, or with AutoresetMode.SAME_STEP at once: then
-    `info["final_obs"]` holds the last boards. `info["action_mask"]` [B, 9] says what is legal now.
+    A game that ended is reset in the next step, which ignores its action, or with AutoresetMode.SAME_STEP within the
+    same step: then `info["final_obs"]` holds the last boards. `info["action_mask"]` [B, 9] holds the legal moves.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -59,13 +58,13 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
     @property
     def game(self) -> TurnGame:
-        """The rules, for learners that train in them directly."""
+        """The game's tables, for learners that train on them directly."""
         return tictactoe()
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin every game anew; one number seeds them all, and without one chance goes on from where it was."""
+        """Start new games everywhere; one integer seeds all. Without a seed, the random stream continues."""
         if isinstance(seed, list):
             raise ConfigError("one stream of chance serves all games: seed it with one number, not a list")
         super().reset(seed=seed, options=options)
@@ -74,7 +73,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return self.states.copy(), self._info()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Move in every game."""
+        """Play one move in every game."""
         moves = np.ascontiguousarray(actions, np.int64)
         if moves.shape != (self.num_envs,):
             raise ConfigError(f"{self.num_envs} games need as many actions, not {moves.shape}")
@@ -103,7 +102,7 @@ class TicTacToeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
 @numba.njit(cache=True, nogil=True)
 def start_games(starts: StartDistribution, words: np.ndarray, states: np.ndarray) -> None:
-    """Write the first state of each game."""
+    """Write the initial state of each game."""
     for b in range(len(states)):
         states[b] = random_start(starts, words[b])
 
@@ -123,7 +122,7 @@ def step_games(
     invalid: np.ndarray,
     final: np.ndarray,
 ) -> None:
-    """Move in every game, reply where there is an opponent, and begin anew what has ended, now or in the next call."""
+    """Play one move in every game and the opponent's reply, if any; reset ended games at once or in the next call."""
     for b in range(len(states)):
         state, action = states[b], actions[b]
         rewards[b], terminated[b], invalid[b], final[b] = 0.0, False, False, state

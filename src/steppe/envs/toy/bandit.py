@@ -1,4 +1,4 @@
-"""A two-armed bandit: one state, two arms, each paying 1 with a chance of its own."""
+"""A two-armed bandit: one state and two arms, each with its own probability of reward 1."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 
 class TwoArmedBanditEnv(DistClassicRLEnv):
-    """Arm k pays 1 with chance `chances[k]`, else 0. An episode is `length` pulls, and then it is over.
+    """Pull one of two arms: arm k gives reward 1 with probability `chances[k]`, else 0.
 
-    With discount γ the best arm is worth (1 − γ^length) / (1 − γ) times its chance.
+    An episode terminates after `length` pulls. With discount γ, always pulling the best arm has the value
+    (1 − γ^length) / (1 − γ) times its probability.
     """
 
     def __init__(self, chances: tuple[float, float] = (0.4, 0.6), length: int = 10) -> None:
@@ -25,16 +26,16 @@ class TwoArmedBanditEnv(DistClassicRLEnv):
 
     @property
     def observation_space_size(self) -> int:
-        """One state."""
+        """The number of states: 1."""
         return 1
 
     @property
     def action_space_size(self) -> int:
-        """Two arms."""
+        """The number of arms: 2."""
         return 2
 
     def reset(self, seed: int | None = None, options: Info | None = None) -> tuple[int, Info]:
-        """Begin again; without a seed the luck goes on from where it was."""
+        """Start an episode; without a seed, the random stream continues."""
         super().reset(seed=seed)
         return 0, {}
 

@@ -1,5 +1,4 @@
-"""DistClassicRLEnv: the small base of environments with numbered states and actions. It is a Gymnasium environment, so
-whatever takes one of those takes these."""
+"""DistClassicRLEnv: base class of environments with discrete states and actions, compatible with Gymnasium."""
 
 from __future__ import annotations
 
@@ -14,9 +13,10 @@ Info = dict[str, Any]
 
 
 class DistClassicRLEnv(gym.Env[Any, Any], ABC):
-    """Subclass it, say how many states and actions there are, and write `reset` and `step`.
+    """Base class: a subclass defines the numbers of states and actions, `reset` and `step`.
 
-    Classic learners cut an episode after `max_episode_steps`. Two agents (`num_agents`) take turns; a reward is the mover's.
+    Tabular learners truncate an episode after `max_episode_steps`. With `num_agents` = 2, the agents take turns, and a
+    reward belongs to the agent that moved.
     """
 
     def __init__(self) -> None:
@@ -26,28 +26,28 @@ class DistClassicRLEnv(gym.Env[Any, Any], ABC):
 
     @abstractmethod
     def reset(self, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Begin an episode; without a seed, chance goes on from where it was. Call `super().reset(seed=seed)` for it."""
+        """Start an episode; subclasses call `super().reset(seed=seed)`. Without a seed, the random stream continues."""
         super().reset(seed=seed, options=options)
         self.current_step = 0
         return 0, {}
 
     @abstractmethod
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        """Act once: observation, reward, terminated, truncated, info."""
+        """Apply an action; return observation, reward, terminated, truncated and info."""
 
     @property
     @abstractmethod
     def observation_space_size(self) -> int:
-        """How many states there are."""
+        """The number of states."""
 
     @property
     @abstractmethod
     def action_space_size(self) -> int:
-        """How many actions there are."""
+        """The number of actions."""
 
     @cached_property
     def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
-        """The states as a Gymnasium space; assign another if observations are no plain numbers."""
+        """The states as a Gymnasium space; assign another if observations are not plain integers."""
         return spaces.Discrete(self.observation_space_size)
 
     @cached_property
@@ -56,8 +56,8 @@ class DistClassicRLEnv(gym.Env[Any, Any], ABC):
         return spaces.Discrete(self.action_space_size)
 
     def render(self, mode: str = "human") -> Any:
-        """Nothing to see unless a subclass draws it."""
+        """Return None; a subclass may override this."""
         return None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no resources to release."""

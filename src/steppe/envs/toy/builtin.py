@@ -1,4 +1,4 @@
-"""Small environments for tests and tutorials: each has an answer that can be worked out by hand."""
+"""Small environments for tests and tutorials, whose correct results can be computed by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Info = dict[str, Any]
 
 
 class IdentityEnv(gym.Env[np.int64, np.int64]):
-    """Say what you see: reward 1 for the action that equals the observation; the best return is `length`."""
+    """Repeat the observation as the action for reward 1; the best return is `length`."""
 
     def __init__(self, num_choices: int = 4, length: int = 16) -> None:
         self.observation_space = spaces.Discrete(num_choices)
@@ -39,7 +39,7 @@ class IdentityEnv(gym.Env[np.int64, np.int64]):
 
 
 class ImageIdentityEnv(gym.Env[np.ndarray, np.int64]):
-    """Say in which quarter of a dim, noisy image the bright spot is: reward 1 if right; the best return is `length`."""
+    """Name the quarter of a dim, noisy image that has the bright spot, for reward 1; the best return is `length`."""
 
     SPOT = 3
 
@@ -71,7 +71,7 @@ class ImageIdentityEnv(gym.Env[np.ndarray, np.int64]):
 
 
 class ContinuousIdentityEnv(gym.Env[np.ndarray, np.ndarray]):
-    """Point where you look: reward −|action − observation|², so 0 is the best return."""
+    """Repeat a continuous observation as the action: reward −|action − observation|², so the best return is 0."""
 
     def __init__(self, size: int = 1, length: int = 16) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (size,), np.float32)
@@ -96,10 +96,10 @@ class ContinuousIdentityEnv(gym.Env[np.ndarray, np.ndarray]):
 
 
 class TwoStateChainEnv(gym.Env[Any, np.int64]):
-    """State 0 pays 1 and leads to state 1, which pays 2; actions change nothing.
+    """State 0 gives reward 1 and leads to state 1, which gives reward 2; actions have no effect.
 
-    By default state 1 ends the episode. With `truncate` it leads back to state 0 for ever and the episode is only cut after
-    `length` steps, so a learner that mistakes the cut for an end gets other values than `values`.
+    By default state 1 terminates the episode. With `truncate` it leads back to state 0 and the episode is only
+    truncated after `length` steps, so a learner that treats truncation as termination gets other values than `values`.
     """
 
     def __init__(self, length: int = 7, *, truncate: bool = False) -> None:
@@ -112,7 +112,7 @@ class TwoStateChainEnv(gym.Env[Any, np.int64]):
 
     @staticmethod
     def values(gamma: float, *, truncate: bool = False) -> tuple[float, float]:
-        """The discounted value of states 0 and 1 under every policy."""
+        """Return the discounted values of states 0 and 1, which are the same for every policy."""
         if not truncate:
             return 1.0 + 2.0 * gamma, 2.0
         return (1.0 + 2.0 * gamma) / (1.0 - gamma**2), (2.0 + gamma) / (1.0 - gamma**2)
@@ -130,10 +130,10 @@ class TwoStateChainEnv(gym.Env[Any, np.int64]):
 
 
 class CountingEnv(gym.Env[np.ndarray, np.int64]):
-    """Observes (identity, episode, step): a row shows whose trajectory it is from.
+    """Observe (identity, episode, step), so that each row shows which trajectory it belongs to.
 
-    The identity comes from the seed. Episode k has 3 + (identity + k) % 5 steps; even ones terminate, odd ones truncate.
-    The reward of a step is its number within the episode, from 1.
+    The identity comes from the seed. Episode k has 3 + (identity + k) % 5 steps; even ones are terminated, odd ones
+    truncated. The reward of a step is its number within the episode, from 1.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
 
     @staticmethod
     def length_of(identity: int, episode: int) -> int:
-        """How many steps that episode has."""
+        """Return the number of steps of an episode."""
         return 3 + (identity + episode) % 5
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
@@ -167,7 +167,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
 
 
 class SleepEnv(CountingEnv):
-    """Counts, and sleeps `delay_s` in every step."""
+    """Count like CountingEnv, and sleep `delay_s` seconds in every step."""
 
     def __init__(self, delay_s: float = 0.01) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class SleepEnv(CountingEnv):
 
 
 class FailingEnv(CountingEnv):
-    """Counts, and raises at the step numbered `at_step` since it was made (from 1), or in the reset after it."""
+    """Count like CountingEnv, and raise at step `at_step` since construction (from 1), or in the reset after it."""
 
     def __init__(self, at_step: int = 10, where: Literal["step", "reset"] = "step") -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class FailingEnv(CountingEnv):
 
 
 class NaNEnv(CountingEnv):
-    """Counts, and gives `value` in its observation or reward at the step numbered `at_step` since it was made (from 1)."""
+    """Count like CountingEnv, with `value` in observation or reward at step `at_step` since construction (from 1)."""
 
     def __init__(self, at_step: int = 10, field: Literal["obs", "reward"] = "obs", value: float = float("nan")) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Recall: a task for agents that remember, one at a time and as a compiled vector.
+"""Recall: a memory task for recurrent agents, as a single and as a compiled vector environment.
 
     step          0        1 … delay    delay + 1
-    seen          the cue  nothing      the question
-    what to do    any      any          name the cue: 1 if right, else 0, and the episode is over
+    observation   the cue  zeros        the query
+    action        ignored  ignored      name the cue: reward 1 if correct, else 0, and the episode terminates
 
-Whatever the cue was, the question looks the same: without a memory the best return is 1 / num_choices, with one it is 1.
+The query does not depend on the cue: without memory the best expected return is 1 / num_choices, with memory it is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Info = dict[str, Any]
 
 
 class RecallEnv(gym.Env[np.ndarray, np.int64]):
-    """See a cue of `num_choices`, wait `delay` steps, name it. Observes the cue one-hot, and whether that is asked now."""
+    """Observe one of `num_choices` cues, wait `delay` steps, then name it.
+
+    The observation is the cue one-hot, followed by a flag for the query.
+    """
 
     def __init__(self, num_choices: int = 4, delay: int = 6) -> None:
         self.observation_space, self.action_space = _spaces(num_choices, delay)
@@ -52,7 +55,7 @@ class RecallEnv(gym.Env[np.ndarray, np.int64]):
 
 
 class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Many of them in one call; an episode that ended begins anew in the next step, which ignores its action."""
+    """Vector version of RecallEnv; an episode that ended is reset in the next step, which ignores its action."""
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -71,7 +74,7 @@ class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: Info | None = None
     ) -> tuple[np.ndarray, Info]:
-        """New episodes everywhere; one number seeds them all, and without one chance goes on from where it was."""
+        """Start new episodes everywhere; one integer seeds all. Without a seed, the random stream continues."""
         if isinstance(seed, list):
             raise ConfigError("one stream of chance serves all episodes: seed it with one number, not a list")
         super().reset(seed=seed, options=options)
@@ -79,7 +82,7 @@ class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return self._seen(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
-        """Act once everywhere."""
+        """Step every environment once."""
         chosen = np.ascontiguousarray(actions, np.int64)
         if chosen.shape != (self.num_envs,):
             raise ConfigError(f"{self.num_envs} environments need as many actions, not {chosen.shape}")
@@ -104,7 +107,7 @@ def _spaces(num_choices: int, delay: int) -> tuple[spaces.Box, spaces.Discrete]:
 
 @numba.njit(cache=True, nogil=True)
 def write_observations(cue: np.ndarray, elapsed: np.ndarray, delay: int, seen: np.ndarray) -> None:
-    """Write what there is to see into `seen`, which is 0; nothing after an episode's end."""
+    """Write the observations into `seen`, which must be 0; they stay 0 after an episode's end."""
     last = seen.shape[1] - 1
     for b in range(len(cue)):
         if elapsed[b] == 0:
@@ -123,7 +126,7 @@ def step_episodes(
     rewards: np.ndarray,
     terminated: np.ndarray,
 ) -> None:
-    """One step of every episode; those that were over begin with their `fresh` cue."""
+    """Step every episode once; an episode that has ended restarts with its `fresh` cue."""
     for b in range(len(cue)):
         rewards[b], terminated[b] = 0.0, False
         if elapsed[b] > delay + 1:

@@ -1,4 +1,4 @@
-"""The smallest tasks for several agents, with known best returns: to agree, and to divide the work."""
+"""Minimal multi-agent tasks with known best returns: to agree, and to divide the work."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _TASKS = ("agree", "divide")
 
 
 class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
-    """`num_agents` agents see one number from 0 to num_agents − 1, anew at every step, and each names one.
+    """Choose numbers as a team: all agents observe the same random number at each step, and each chooses one.
 
-    `agree`: each is paid 1 at a step at which all name the number that they see.
-    `divide`: each is paid 1 at a step at which no two name the same. All see the same, so agents that cannot tell who they
-    are, and always do their best, name the same number and are never paid.
+    Numbers are from 0 to num_agents − 1.
 
-    A perfect team returns num_agents · length.
+    `agree`: every agent gets reward 1 at a step at which all choose the observed number.
+    `divide`: every agent gets reward 1 at a step at which no two choose the same number. All observations are equal, so
+    agents with the same deterministic policy and no agent id choose the same number and never get a reward.
+
+    The best return is num_agents · length, summed over agents.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "steppe_teamwork_v0", "render_modes": [], "is_parallelizable": True}
@@ -44,22 +46,22 @@ class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no ty
         self.render_mode = None
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The number of the step."""
+        """Return the space of the observed number."""
         return self._spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """A number."""
+        """Return the space of the chosen number."""
         return self._spaces[agent]
 
     def reset(self, seed: int | None = None, options: AgentDict | None = None) -> tuple[AgentDict, AgentDict]:
-        """A new episode; without a seed chance goes on from where it was."""
+        """Start an episode; without a seed, the random stream continues."""
         if seed is not None:
             self._stream = np.random.default_rng(seed)
         self.agents, self._steps = list(self.possible_agents), 0
         return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
-        """Everyone names a number at once."""
+        """Apply the numbers that all agents chose."""
         named = [int(actions[agent]) for agent in self.agents]
         done = set(named) == {self._number} if self.task == "agree" else len(set(named)) == len(named)
         playing, self._steps = self.agents, self._steps + 1

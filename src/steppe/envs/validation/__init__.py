@@ -1,1 +1,1 @@
-"""Checks of environments, which report what is wrong with them in sentences."""
+"""Validation of environments: each mistake is reported as one sentence."""

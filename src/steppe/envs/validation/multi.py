@@ -1,4 +1,4 @@
-"""Says in plain sentences what is wrong with an environment of several agents; what is common to all is in single.py."""
+"""Check a multi-agent environment; single.py has the entry point and report.py the checks shared by all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
 def check_agent_spaces(env: Any, text: str) -> list[str]:
-    """What is wrong with the agents' spaces."""
+    """Return one sentence per mistake in the agents' spaces."""
     found: list[str] = []
     for agent in env.possible_agents:
         for name, rule in (("observation_space", make_observation_encoder), ("action_space", make_action_decoder)):
@@ -33,7 +33,7 @@ def _space(env: Any, agent: Any, name: str, rule: Any, text: str) -> str | None:
         return f"{name} must be a function of the agent, as in {name}({agent!r}), not {shorten(ask)}"
     try:
         space, again = ask(agent), ask(agent)
-    except Exception as error:  # noqa: BLE001 - to report whatever a user's code raises is the purpose
+    except Exception as error:  # noqa: BLE001 - any exception of the user's code is reported
         return f"{name}({agent!r}) raised {type(error).__name__}: {error}"
     if not isinstance(space, gym.Space):
         return f"{name}({agent!r}) must be a gymnasium space, not {shorten(space)}"
@@ -47,15 +47,15 @@ def _space(env: Any, agent: Any, name: str, rule: Any, text: str) -> str | None:
 
 
 class MultiAgentChecker(EnvCheckReport):
-    """Random steps through one environment, every agent in `agents` choosing."""
+    """Random rollout through one environment, with an action for every agent in `agents`."""
 
     def __init__(self, env: Any) -> None:
         super().__init__()
         self.env = env
-        self.gone: set[Any] = set()  # in this episode
+        self.gone: set[Any] = set()  # agents that ended in this episode
 
     def run(self, steps: int, seed: int) -> None:
-        """Walk until the steps are done or what was found leaves no way on."""
+        """Step until `steps` are done, MAX_FINDINGS is reached, or a mistake makes it impossible to continue."""
         for index, agent in enumerate(self.env.possible_agents):
             self.env.action_space(agent).seed(seed + index)
         going = self._reset(seed)
@@ -106,7 +106,7 @@ class MultiAgentChecker(EnvCheckReport):
         return True if self.env.agents else self._reset(len(self.trace))
 
     def _known(self) -> bool:
-        """Whether `agents` is a list of agents that may be there."""
+        """Report and return False unless `agents` is a list of distinct possible agents."""
         agents = self.env.agents
         if not isinstance(agents, list):
             self.report(f"`agents` must be a list, not {shorten(agents)}")
@@ -148,7 +148,7 @@ class MultiAgentChecker(EnvCheckReport):
                 )
 
     def _check_agents_list(self, acting: list[Any], terminated: AgentDict, truncated: AgentDict) -> bool:
-        """Whether `agents` follows from who was there and whose end has come."""
+        """Report and return False unless `agents` is consistent with the agents that acted and those that ended."""
         ended = {agent for agent in acting if terminated.get(agent) or truncated.get(agent)}
         self.gone |= ended
         ghosts = [agent for agent in self.env.agents if agent in self.gone]

@@ -1,4 +1,4 @@
-"""What checks of environments share: one sentence for each thing that is wrong, said once."""
+"""Report shared by the environment checks: one sentence per mistake, without duplicates."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-MAX_FINDINGS = 10  # a check that finds this much has said enough
+MAX_FINDINGS = 10  # a check stops after this many
 
 
 class EnvCheckReport:
-    """Everything seen on a walk through an environment, and everything found wrong."""
+    """Trace of a random rollout through an environment, and the mistakes found in it."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self.trace: list[tuple[Any, ...]] = []
 
     def report(self, sentence: str) -> None:
-        """Say it, unless it has been said."""
+        """Add a sentence to the findings unless it is already there."""
         if sentence not in self.found:
             self.found.append(sentence)
 
     def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a user's function returns; None, and a sentence, if it raises."""
+        """Return the result of a user's function; if it raises, report that and return None."""
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - to report whatever a user's code raises is the purpose
+        except Exception as error:  # noqa: BLE001 - any exception of the user's code is reported
             self.report(f"{what} raised {type(error).__name__}: {error}")
             return None
 
     def flag(self, value: Any, name: str) -> None:
-        """An end must be a bool."""
+        """Report a termination or truncation flag that is not a bool."""
         if not isinstance(value, (bool, np.bool_)):
             self.report(f"step() must return {name} as a bool, not {shorten(value)}")
 
     def reward(self, reward: Any, whose: str = "the reward") -> None:
-        """A reward must be a finite number."""
+        """Report a reward that is not a finite number."""
         try:
             number = float(reward)
         except (TypeError, ValueError):
@@ -48,7 +48,7 @@ class EnvCheckReport:
             self.report(f"{whose} is {number}")
 
     def observation(self, space: gym.Space[Any], raw: Any, whose: str) -> None:
-        """An observation must lie in its space."""
+        """Report an observation outside its space, or with a NaN or an infinity."""
         box = isinstance(space, gym.spaces.Box)
         if (not box or isinstance(raw, (np.ndarray, np.generic))) and space.contains(raw):
             if box and not np.isfinite(raw).all():  # infinite bounds contain infinity
@@ -72,6 +72,6 @@ def _reason(space: gym.Space[Any], raw: Any) -> str:
 
 
 def shorten(value: Any) -> str:
-    """A value in at most 80 characters."""
+    """Return the repr of a value, cut to at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,4 +1,4 @@
-"""Says in plain sentences what is wrong with an environment, before a run finds out."""
+"""Check an environment and describe its mistakes in plain sentences, before they break a run."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ GymEnv = gym.Env[Any, Any]
 
 
 def require_valid_env(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **kwargs: Any) -> None:
-    """Raise WorldError with everything `check` finds."""
+    """Raise WorldError with everything `check_env` finds."""
     found = check_env(env, steps=steps, seed=seed, **kwargs)
     if found:
         raise WorldError(f"{references.make_reference(env)}: " + "; ".join(found))
 
 
 def check_env(env: str | Callable[..., Any], *, steps: int = 300, seed: int = 0, **kwargs: Any) -> list[str]:
-    """What is wrong with an environment, one sentence each; empty if `steps` random steps, taken twice, show nothing.
+    """Return one sentence per mistake in an environment; empty if two random rollouts of `steps` steps find none.
 
-    It may be Gymnasium's or PettingZoo's. `kwargs` go to its constructor.
+    `env` may be a Gymnasium or a PettingZoo environment. `kwargs` are passed to its constructor.
     """
     text = references.make_reference(env)
     config = EnvConfig(kwargs=kwargs, vector="loop")
@@ -75,14 +75,14 @@ def _signature(env: Any) -> list[str]:
 
 
 class SingleAgentChecker(EnvCheckReport):
-    """Random steps through one environment."""
+    """Random rollout through one environment."""
 
     def __init__(self, env: GymEnv) -> None:
         super().__init__()
         self.env = env
 
     def run(self, steps: int, seed: int) -> None:
-        """Walk until the steps are done or what was found leaves no way on."""
+        """Step until `steps` are done, MAX_FINDINGS is reached, or a mistake makes it impossible to continue."""
         self.env.action_space.seed(seed)
         going = self._reset(seed)
         while going and len(self.trace) < steps and len(self.found) < MAX_FINDINGS:

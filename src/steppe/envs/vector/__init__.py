@@ -1,1 +1,1 @@
-"""Many environments stepped together, and the conversion of spaces to arrays."""
+"""Vectorized environments, and the conversion between Gymnasium spaces and arrays."""

@@ -1,4 +1,4 @@
-"""Refuses NaN and infinity in what an environment said; one pass over the numbers, no copies while all is well."""
+"""Reject NaN and infinity in observations and rewards: one pass over the numbers, no copies if all are finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.core.contracts.segment import Segment
 
 
 def require_finite(segment: Segment, upto: int, where: str) -> None:
-    """Check the rows that `upto` steps wrote; raises NotFinite naming field, step, environment and value."""
+    """Check the rows written by the first `upto` steps; raise NotFinite naming field, step, environment and value."""
     _require(segment["reward"][:upto], "reward", where)
     obs = segment["obs"]
     if obs.dtype.kind != "f":

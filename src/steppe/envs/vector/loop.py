@@ -1,7 +1,7 @@
-"""Our own loop over plain environments: it writes straight into the segment and resets within the step that ended.
+"""Segment environment that loops over single environments, writes straight into the segment and resets within the step.
 
-After an end, row t of `final_obs` holds the last observation of the old episode and row t + 1 of `obs` the first of the
-new one, so every row is experience. How the environments were made is envs/factory.py's business.
+When an episode ends, row t of `final_obs` holds its last observation and row t + 1 of `obs` the first observation of
+the next episode, so every row is a valid transition. envs/factory.py builds the environments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GymEnv = gym.Env[Any, Any]
 
 
 class LoopSegmentEnv:
-    """B environments stepped one after the other; each is seeded and then follows its own random numbers."""
+    """B environments stepped sequentially; each is seeded once and then continues its own random stream."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class LoopSegmentEnv:
         self._actions = actions
         self._ledger = ledger
         self._seeded = False
-        self._first: list[Any] = [None] * len(envs)  # the newest episode's first observation, as it came
+        self._first: list[Any] = [None] * len(envs)  # raw first observation of the current episode
         self._inactive: list[int] = []
         frames = observations.memory if isinstance(observations, FrameStack) else None
         arrays = {"starts": self.starts, "frames": frames, "masks": self.masks}
         self._state = SegmentEnvState(self, self._snapshots, ledger, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
-        """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
+        """Start new episodes in all environments; the first call, and every call with `seeds`, seeds them."""
         if seeds is not None:
             self.seeds, self._seeded = env_seeds(seeds, self.num_envs), False
         self._ledger.restart()
@@ -74,7 +74,7 @@ class LoopSegmentEnv:
         self.starts.fill(True)
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/contracts/env.py."""
+        """Step every environment once; see the contract in core/contracts/env.py."""
         columns = segment.columns
         following, rewards, put = columns["obs"][t + 1], self._ledger.rewards, self._put
         masks, steps = self.masks, self._steps_with_inactive() if self._inactive else self._steps
@@ -108,51 +108,51 @@ class LoopSegmentEnv:
             self.starts[index] = True
 
     def retire(self, indices: list[int]) -> None:
-        """Step these environments, each at the start of an episode, no more, until a call that leaves them out.
+        """Stop stepping these environments until a call without them; each must be at the start of an episode.
 
-        Their rows are written with `valid == False`, and nothing ends in them.
+        Their rows are written with `valid == False`, and no episode ends in them.
         """
         self._inactive = list(indices)
 
     def _steps_with_inactive(self) -> list[Callable[[Any], Any]]:
-        """How to step each environment; those that are retired stay where they are."""
+        """Return one step function per environment; retired environments get a no-op."""
         steps = list(self._steps)
         for index in self._inactive:
             steps[index] = partial(self._rest, index)
         return steps
 
     def _rest(self, index: int, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """A step of an environment that is retired."""
+        """Return the result of a no-op step: the first observation of the episode, and no reward."""
         info = {} if self.masks is None else {"action_mask": self.masks[index]}
         return self._first[index], 0.0, False, False, info
 
     def take_finished(self) -> list[tuple[float, int]]:
-        """(return, length) of the episodes that ended since the last call."""
+        """Return (return, length) of the episodes that ended since the last call."""
         return self._ledger.take()
 
     def unfinished(self) -> list[tuple[float, int]]:
-        """(return, length) so far of the episode under way in each environment."""
+        """Return (return, length) so far of the current episode in each environment."""
         return self._ledger.running()
 
     def render(self) -> np.ndarray | None:
-        """The first environment as an RGB image, where it was made for that."""
+        """Return an RGB image of the first environment, or None if it was not built for rendering."""
         return render_rgb(self._envs[0])
 
     @property
     def resume_kind(self) -> ResumeKind:
-        """How a run in this world can be resumed, known once it has been reset."""
+        """How a run in this environment can be resumed; known after the first reset."""
         return self._snapshots.kind
 
     def snapshot(self) -> Tree | None:
-        """Everything the next steps depend on; None before the first reset, or when it cannot be had."""
+        """Return everything the next steps depend on; None before the first reset, or if it cannot be read."""
         return self._state.take() if self._seeded else None
 
     def restore(self, state: Tree) -> None:
-        """Go where the world of a snapshot was; raises CannotResume."""
+        """Restore the state of a snapshot; raises CannotResume."""
         self._state.give(state)
 
     def close(self) -> None:
-        """Close every environment, also when one of them fails to."""
+        """Close every environment, even if closing one of them fails."""
         with ExitStack() as stack:
             for env in self._envs:
                 stack.callback(env.close)
@@ -168,7 +168,7 @@ class LoopSegmentEnv:
             raise self._fault(error, index, 0, None) from error
 
     def _fault(self, error: Exception, index: int, step: int, action: Any) -> EnvironmentFault:
-        """`step` counts from 1 within the episode; 0 means that `reset` failed."""
+        """Describe an exception of an environment; `step` counts from 1 within the episode, 0 means `reset` failed."""
         episode, seed = int(self._ledger.episodes[index]) + 1, self.seeds[index]
         last = np.asarray(action).tolist() if action is not None else None
         place = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"

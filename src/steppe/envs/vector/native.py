@@ -1,7 +1,8 @@
-"""Gymnasium's own vector environments, which step many copies in one call and spend the step after an end on the reset.
+"""Segment environment around Gymnasium's native vector environments, which step many copies in one call.
 
-The observation that comes with an end is the episode's last; the step after it ignores the action and pays 0. That row is
-written with `valid == False` and ends nothing, and `starts` is True after it.
+They reset on the next step (AutoresetMode.NEXT_STEP): the step that ends an episode returns its last observation, and
+the step after it ignores the action, has reward 0 and returns the first observation of the next episode. The row of
+that reset step is written with `valid == False` and without an end, and `starts` is True after it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from steppe.envs.wrappers.rewards import EpisodeStatistics
 
 
 def require_supported_vector_env(env: VectorEnv[Any, Any, Any], whose: str, *, numbered: bool = False) -> None:
-    """Raise WorldError unless this world's rows can be written from `env`; `numbered` where states are to be numbers."""
+    """Raise WorldError unless NativeSegmentEnv supports `env`; `numbered` allows state indices as observations."""
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         raise WorldError(f"the vector version of {whose} resets by {mode}, not on the next step: use vector='loop'")
@@ -39,7 +40,7 @@ def require_supported_vector_env(env: VectorEnv[Any, Any, Any], whose: str, *, n
 
 
 class NativeSegmentEnv:
-    """B environments behind one call. One random stream serves them all, seeded once with one number."""
+    """B environments stepped by one call; they share one random stream, seeded once with one integer."""
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class NativeSegmentEnv:
         self.starts = np.ones(env.num_envs, np.bool_)
         self.masks = np.ones((env.num_envs, *spec.action.sizes), np.bool_) if spec.num_states is not None else None
         self.seeds = [seed]
-        self.ended = np.zeros(env.num_envs, np.bool_)  # the next step of these is their reset
-        self.steps = 0  # since the last `reset` of all
+        self.ended = np.zeros(env.num_envs, np.bool_)  # environments whose next step is a reset
+        self.steps = 0  # since the last call of `reset`
         self._env = env
         self._frames = observations if isinstance(observations, FrameStack) else None
         self._actions = actions
@@ -70,7 +71,7 @@ class NativeSegmentEnv:
         self._state = SegmentEnvState(self, self._snapshots, ledger, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
-        """Begin new episodes everywhere; the first call seeds, and every call with `seeds`."""
+        """Start new episodes in all environments; the first call, and every call with `seeds`, seeds them."""
         if seeds is not None:
             self.seeds, self._seeded = env_seeds(seeds, 1), False
         self._ledger.restart()
@@ -88,7 +89,7 @@ class NativeSegmentEnv:
         self._write(obs, batch)
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
-        """Act once everywhere; see the contract in core/contracts/env.py."""
+        """Step every environment once; see the contract in core/contracts/env.py."""
         columns, ledger = segment.columns, self._ledger
         self.steps += 1
         try:
@@ -112,29 +113,29 @@ class NativeSegmentEnv:
         self._update_action_masks(info)
 
     def take_finished(self) -> list[tuple[float, int]]:
-        """(return, length) of the episodes that ended since the last call."""
+        """Return (return, length) of the episodes that ended since the last call."""
         return self._ledger.take()
 
     def unfinished(self) -> list[tuple[float, int]]:
-        """(return, length) so far of the episode under way in each environment."""
+        """Return (return, length) so far of the current episode in each environment."""
         return self._ledger.running()
 
     def render(self) -> np.ndarray | None:
-        """The first environment as an RGB image, where the world was made for that."""
+        """Return an RGB image of the first environment, or None if it was not built for rendering."""
         return render_rgb(self._env)
 
     @property
     def resume_kind(self) -> ResumeKind:
-        """How a run in this world can be resumed, known once it has been reset."""
+        """How a run in this environment can be resumed; known after the first reset."""
         return self._snapshots.kind
 
     def snapshot(self) -> Tree | None:
-        """Everything the next steps depend on; None before the first reset, or when it cannot be had."""
+        """Return everything the next steps depend on; None before the first reset, or if it cannot be read."""
         state = self._state.take() if self._seeded else None
         return None if state is None else {**state, "steps": self.steps}
 
     def restore(self, state: Tree) -> None:
-        """Go where the world of a snapshot was; raises CannotResume."""
+        """Restore the state of a snapshot; raises CannotResume."""
         self._state.give(state)
         self.steps = int(state.get("steps", 0))
 
@@ -143,7 +144,7 @@ class NativeSegmentEnv:
         self._env.close()
 
     def _update_action_masks(self, info: dict[str, Any]) -> None:
-        """What may be done now; of an episode that has ended anything, as its next action is ignored."""
+        """Write the current action masks; all actions are allowed after an end, where the next action is ignored."""
         if self.masks is not None:
             self.masks[...] = info.get("action_mask", True)
             self.masks[self.ended] = True

@@ -1,4 +1,4 @@
-"""Images of an environment, for recordings."""
+"""Render environments to RGB images, for videos."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from steppe.core.contracts.errors import MissingExtra
 
 
 def render_rgb(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray | None:
-    """An RGB image [height, width, 3] of the environment (of the first, if it is many), or None where it has none."""
+    """Return an RGB image [height, width, 3] of the (first) environment, or None if it has none.
+
+    Raises MissingExtra if a package for rendering is not installed.
+    """
     if env.render_mode is None:
         return None
     try:

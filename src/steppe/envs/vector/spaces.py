@@ -1,10 +1,10 @@
-"""Declared rules from Gymnasium spaces to arrays, and back for actions.
+"""Encode observations of Gymnasium spaces as arrays, and decode arrays of actions.
 
 Observations. An image (Box of uint8 from 0 to 255 with 2 or 3 axes) stays uint8 as (channels, height, width); of 3 axes
-the shorter of first and last is taken for channels, the last if equal. Everything else becomes one float32 vector: Box
-flattened, Discrete and MultiDiscrete one-hot, MultiBinary as 0 and 1, Dict (in the space's key order) and Tuple as their
-parts joined, images among them scaled to [0, 1]. An agent with a table gets Discrete as one number, from 0. Making and
-stepping environments is for envs/factory.py and loop.py.
+the shorter of first and last is the channel axis, the last if equal. Everything else becomes one float32 vector: Box
+flattened, Discrete and MultiDiscrete one-hot, MultiBinary as 0 and 1, Dict (in the space's key order) and Tuple as the
+concatenation of their parts, with images scaled to [0, 1]. Tabular agents observe Discrete as a state index from 0.
+envs/factory.py builds environments, and loop.py steps them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Write = Callable[[np.ndarray, Any], None]  # writes one raw value into a flat fl
 
 @dataclass(frozen=True)
 class ObservationEncoder:
-    """How one raw observation becomes one row; `raw_shape` is what a Box promised, None where parts are checked alone."""
+    """Writes a raw observation into a row; `raw_shape` is the shape of a Box, None if its parts are checked."""
 
     field: FieldSpec
     put: PutRow
     raw_shape: tuple[int, ...] | None = None
 
     def put_checked(self, target: np.ndarray, index: int, raw: Any) -> None:
-        """Like `put`, refusing a shape that NumPy would quietly spread over the row."""
+        """Write like `put`, but raise ValueError for a wrong shape, which NumPy might silently broadcast."""
         if self.raw_shape is not None and np.shape(raw) != self.raw_shape:
             raise ValueError(f"the observation has shape {np.shape(raw)}, its space says {self.raw_shape}")
         self.put(target, index, raw)
@@ -44,20 +44,20 @@ class ObservationEncoder:
 
 @dataclass(frozen=True)
 class ActionDecoder:
-    """What the agent is told, and how its array [B, …] becomes the actions that environments take."""
+    """The action spec for the agent, and the conversion of its array [B, …] to the environments' actions."""
 
     spec: ActionSpec
-    batch: Callable[[np.ndarray], np.ndarray]  # fresh memory: an environment may keep its action
+    batch: Callable[[np.ndarray], np.ndarray]  # returns new memory: an environment may keep its action
 
     def each(self, actions: np.ndarray) -> Sequence[Any]:
-        """One action per environment."""
+        """Return a list with one action per environment."""
         return list(self.batch(actions))
 
 
 def make_observation_encoder(
     space: Space, whose: str, *, grayscale: bool = False, resize: int | None = None
 ) -> ObservationEncoder:
-    """The rule for a space; raises WorldError for a space without one."""
+    """Return the encoder for an observation space; raises WorldError for an unsupported space."""
     if is_image(space):
         image = ImageEncoder(channels_last(space.shape or ()), grayscale, resize)
         return ObservationEncoder(FieldSpec("obs", image.shape, "uint8"), image.put, space.shape)
@@ -67,7 +67,7 @@ def make_observation_encoder(
     size, write = _flat(space, whose)
     field = FieldSpec("obs", (size,), "float32")
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        fast: PutRow = operator.setitem  # type: ignore[assignment]  # a C function: no frame on the hot path
+        fast: PutRow = operator.setitem  # type: ignore[assignment]  # a C function: no Python frame on the hot path
         return ObservationEncoder(field, fast, space.shape)
 
     def put(target: np.ndarray, index: int, raw: Any) -> None:
@@ -77,7 +77,7 @@ def make_observation_encoder(
 
 
 def make_planes_encoder(space: Space, whose: str) -> ObservationEncoder:
-    """The rule for environments that declare planes, (channels, height, width) of small whole numbers: they stay as they are."""
+    """Return the encoder for declared planes, (channels, height, width) of small integers: an unchanged copy."""
     if not (isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3):
         raise WorldError(f"{whose} declares planes but observes {space}: make it a Box of uint8 with three axes")
     field = FieldSpec("obs", space.shape, "uint8", most=max(1, int(space.high.max())))
@@ -86,7 +86,7 @@ def make_planes_encoder(space: Space, whose: str) -> ObservationEncoder:
 
 
 def make_state_index_encoder(space: Space, whose: str) -> tuple[ObservationEncoder, int]:
-    """The rule for agents that look states up in a table, and how many states there are; WorldError for other spaces."""
+    """Return the encoder to state indices for tabular agents, and the number of states; WorldError unless Discrete."""
     if not isinstance(space, spaces.Discrete):
         raise WorldError(f"{whose} observes {space}, but a table needs numbered states{_numbering_hint(space)}")
     start, size = int(space.start), int(space.n)
@@ -110,7 +110,7 @@ def _numbering_hint(space: Space) -> str:
 
 
 def make_action_decoder(space: Space, whose: str) -> ActionDecoder:
-    """The rule for a space; raises WorldError for a space without one."""
+    """Return the decoder for an action space; raises WorldError for an unsupported space."""
     if isinstance(space, spaces.Discrete):
         return ActionDecoder(
             ActionSpec("discrete", (int(space.n),)), _make_discrete_decoder(space.start, (), space.dtype)
@@ -130,7 +130,7 @@ def make_action_decoder(space: Space, whose: str) -> ActionDecoder:
 
 
 def _make_discrete_decoder(start: Any, shape: tuple[int, ...], dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """Choices counted from 0 become the space's own, which may begin elsewhere and have several axes."""
+    """Return a decoder from choices that start at 0 to a space with an offset (`start`) and several axes."""
     offset = np.asarray(start, dtype)
 
     def batch(actions: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ def _make_discrete_decoder(start: Any, shape: tuple[int, ...], dtype: Any) -> Ca
 
 
 def _make_box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
-    """Real numbers held within the bounds, compared in the space's own precision."""
+    """Return a decoder that clips real numbers to the bounds, in the space's own precision."""
     whole = np.issubdtype(space.dtype, np.integer)
 
     def batch(actions: np.ndarray) -> np.ndarray:
@@ -153,7 +153,7 @@ def _make_box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _flat(space: Space, whose: str) -> tuple[int, Write]:
-    """Length of the vector that `space` becomes, and what writes it."""
+    """Return the length of the vector that `space` is flattened to, and the function that writes it."""
     if isinstance(space, spaces.Box):
         return math.prod(space.shape), _box(space.shape, scale=is_image(space))
     if isinstance(space, spaces.MultiBinary):

@@ -1,8 +1,8 @@
-"""Atari games by ale-py's emulator, with the usual preprocessing: one step is a few frames, seen as one small image.
+"""Atari games on ale-py's emulator with the usual preprocessing.
 
-`ALE/Pong-v5` is played with frame skip 4 and the brighter of the last two frames, in grey, 84 × 84, 4 images joined, up to
-30 frames of doing nothing first, actions that stick with probability 0.25, rewards clipped to ± 1 (returns are not).
-Whether an action sticks is drawn here, not in the emulator: its saved state does not hold the action before.
+Defaults, e.g. of `ALE/Pong-v5`: frame skip 4, maximum over the last two frames, grayscale, 84 × 84 pixels, 4 stacked
+frames, 1 to 30 no-op frames at the start, sticky actions with probability 0.25, rewards clipped to ± 1 (returns are
+not). Sticky actions are sampled here and not by the emulator, because its saved state lacks the previous action.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Info = dict[str, Any]
 
 @dataclass(frozen=True)
 class AtariSettings:
-    """How a game is played: the keys of `environment.kwargs`, beginning with what ale-py registers for the game."""
+    """Settings of a game: the keys of `environment.kwargs`, with defaults from ale-py's registration of the game."""
 
     game: str
-    frameskip: int = 4  # frames that an action lasts
-    repeat_action_probability: float = 0.25  # that a frame still gets the action before
-    noop_max: int = 30  # an episode begins after 1 to this many frames of doing nothing
-    episodic_life: bool = False  # for training, a lost life ends an episode; the game goes on in the next one
-    full_action_space: bool = False  # all 18 actions, also those that the game does not know
-    max_num_frames_per_episode: int = 108_000  # then it is truncated; 0: never
+    frameskip: int = 4  # frames per action
+    repeat_action_probability: float = 0.25  # probability that a frame repeats the previous action
+    noop_max: int = 30  # a game starts with 1 to this many no-op frames; 0: none
+    episodic_life: bool = False  # a lost life ends the episode; the next one continues the game
+    full_action_space: bool = False  # all 18 actions, also those that the game does not use
+    max_num_frames_per_episode: int = 108_000  # truncate after this many frames; 0: never
     mode: int | None = None
     difficulty: int | None = None
 
     @classmethod
     def of(cls, known: dict[str, Any], given: dict[str, Any]) -> AtariSettings:
-        """What is registered, changed by what is given; an unknown or impossible value is an error."""
+        """Return the registered settings updated by the given ones; ConfigError for unknown names or invalid values."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "game"]
         for name in given:
             if name not in names:
@@ -57,7 +57,7 @@ class AtariSettings:
 
 
 class AtariGame(gym.Env[np.ndarray, np.int64]):
-    """One game, played by the emulator `ale`. Its whole state can be saved, so a run resumes exactly."""
+    """One Atari game on the emulator `ale`; its complete state can be saved, so a run resumes exactly."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012  # declared so by gym.Env
 
@@ -72,17 +72,17 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         height, width = self.ale.getScreenDims()
         screen = (height, width) if grayscale else (height, width, 3)
         self._see = self.ale.getScreenGrayscale if grayscale else self.ale.getScreenRGB
-        self._frames = np.zeros(screen, np.uint8), np.zeros(screen, np.uint8)  # the last two
+        self._frames = np.zeros(screen, np.uint8), np.zeros(screen, np.uint8)  # the last two screens
         self._downscale = AreaDownscaler(screen, (size or height, size or width))
         seen = self._downscale(*self._frames).shape
         self.observation_space = spaces.Box(0, 255, seen, np.uint8)
         self.action_space = spaces.Discrete(len(self._actions))
         self._held = Action.NOOP
         self._lives = 0
-        self._life_lost = False  # the last episode ended by a lost life
+        self._life_lost = False  # the last episode ended with a lost life: `reset` continues the game
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
-        """Begin a new game, or after a lost life go on with the one under way."""
+        """Start a new game, or after a lost life continue the current one."""
         super().reset(seed=seed)
         if seed is None and self._life_lost:
             self.ale.act(Action.NOOP)
@@ -115,12 +115,12 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         return obs, float(reward), terminated or self._life_lost, truncated, self._info()
 
     def render(self) -> np.ndarray:
-        """The screen in colour, as the emulator drew it last."""
+        """Return the emulator's current RGB screen."""
         screen: np.ndarray = self.ale.getScreenRGB()
         return screen
 
     def snapshot(self) -> Tree:
-        """All that the next steps depend on; the random numbers are saved with every environment."""
+        """Return the game's state; the snapshot reader saves the random stream, as for every environment."""
         return {
             "emulator": self.ale.cloneState(include_rng=True).serialize(),
             "held": self._held.value,
@@ -129,12 +129,12 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         }
 
     def restore(self, state: Tree) -> None:
-        """Go on where `snapshot` was taken."""
+        """Restore the state of a `snapshot`."""
         self.ale.restoreState(ALEState(state["emulator"]))
         self._held, self._lives, self._life_lost = Action(state["held"]), state["lives"], state["goes_on"]
 
     def _begin(self, *, anew: bool) -> None:
-        """Switch on, and do nothing for a while; `anew` also forgets what games leave in memory for the next."""
+        """Start a game with no-op frames; `anew` also clears emulator memory that survives from game to game."""
         if anew:
             self.ale.restoreState(self._initial_state)
         self.ale.reset_game()
@@ -146,7 +146,7 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
                 self.ale.reset_game()
 
     def _sample_sticky_frames(self) -> list[bool]:
-        """For each frame of a step, whether it gets the action before instead."""
+        """Sample for each frame of a step whether it repeats the previous action."""
         stickiness = self.rules.repeat_action_probability
         if not stickiness:
             return [False] * self.rules.frameskip
@@ -158,7 +158,7 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
 
 
 def make_atari_env(source: Registration, config: EnvConfig, *, render: bool = False) -> AtariGame:
-    """The game that ale-py registered, as a fitted configuration wants it."""
+    """Build a game that ale-py registered, from a configuration with resolved defaults."""
     return AtariGame(
         AtariSettings.of(source.kwargs, config.kwargs),
         grayscale=bool(config.grayscale),
@@ -168,7 +168,7 @@ def make_atari_env(source: Registration, config: EnvConfig, *, render: bool = Fa
 
 
 def _load_emulator(rules: AtariSettings) -> ALEInterface:
-    """An emulator with the game in it. The seed matters to nothing once actions do not stick by themselves."""
+    """Return an emulator with the game loaded; its seed has no effect, because its own sticky actions are off."""
     ALEInterface.setLoggerMode(LoggerMode.Error)
     ale = ALEInterface()
     ale.setInt("random_seed", 0)

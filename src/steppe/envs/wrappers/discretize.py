@@ -1,4 +1,4 @@
-"""DiscretizeWrapper: observations that are real numbers become one number, for agents that look states up in a table."""
+"""DiscretizeWrapper: maps Box observations to state indices, for tabular agents."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from steppe.core.contracts.errors import ConfigError, WorldError
 
 
 class DiscretizeWrapper(gym.ObservationWrapper[int, Any, Any]):
-    """Cuts each component of a Box into `bins` equal parts between `low` and `high`, and numbers the cells, last component
-    fastest.
+    """Split each component of a Box into `bins` equal bins between `low` and `high`, and observe the cell's index.
 
-    Bounds that are absent are the space's own. What lies beyond them belongs to the outermost bins.
+    The last component varies fastest. Bounds default to the space's own. Values outside fall into the outermost bins.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class DiscretizeWrapper(gym.ObservationWrapper[int, Any, Any]):
         self.observation_space: spaces.Space[Any] = spaces.Discrete(math.prod(self.bins.tolist()))
 
     def observation(self, observation: Any) -> int:
-        """The number of the cell that an observation lies in."""
+        """Return the index of the cell that contains an observation; WorldError if it is not finite."""
         place = (np.ravel(observation) - self.low) / (self.high - self.low)
         if not np.isfinite(place).all():
             raise WorldError(f"the observation {observation} is not finite and lies in no bin")
@@ -56,7 +55,7 @@ class DiscretizeWrapper(gym.ObservationWrapper[int, Any, Any]):
 
 
 def _bound(own: np.ndarray, given: Sequence[float] | None) -> np.ndarray:
-    """The bounds to cut between; half the range of a float32 is how Gymnasium says "anything"."""
+    """Return the given or the space's own bounds; huge ones, Gymnasium's way to say unbounded, become infinite."""
     if given is not None:
         return np.asarray(given, np.float64)
     bound = own.ravel().astype(np.float64)

@@ -1,7 +1,7 @@
-"""Two screens into one small image: the brighter of each pair of pixels, then the mean over the area of each new pixel.
+"""Combine two screens into one smaller image: pixelwise maximum, then the mean over the area of each new pixel.
 
-Areas are counted in whole parts of a pixel, and all sums are whole numbers that float32 holds exactly: the mean is rounded
-once (half up), and the same on every machine.
+Areas are measured in integer fractions of a pixel, and all sums are integers that float32 represents exactly. So the
+mean is rounded only once (half up), and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 import numba
 import numpy as np
 
-_EXACT = 2**24  # float32 holds every whole number up to here
+_EXACT = 2**24  # float32 represents every integer up to here
 
 
 class AreaDownscaler:
-    """From screens (height, width) or (height, width, colours) to images of `size` pixels."""
+    """Downscales screens (height, width) or (height, width, colours) to images of `size` pixels."""
 
     def __init__(self, screen: tuple[int, ...], size: tuple[int, int]) -> None:
         self._colours = math.prod(screen[2:])
@@ -27,7 +27,7 @@ class AreaDownscaler:
         self._area = tall * wide
 
     def __call__(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """A new image from two screens, which are left alone."""
+        """Return a new image from two screens, which are not modified."""
         image = np.empty(self._shape, np.uint8)
         height = len(one)
         _downscale(
@@ -43,13 +43,13 @@ class AreaDownscaler:
 
 
 def _coverage(old: int, new: int) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-    """For each new pixel the first old one it covers and its share of each from there on, and what shares add up to."""
+    """Return, per new pixel, the first old pixel it covers and the weights from there on; and the weights' sum."""
     part = math.gcd(old, new)
     old_parts, new_parts = old // part, new // part  # a new pixel is old_parts long, an old one new_parts
     starts = np.arange(new) * old_parts
     first = starts // new_parts
     count = int(((starts + old_parts - 1) // new_parts - first).max()) + 1
-    first = np.minimum(first, old - count)  # so that all have `count` pixels, some of which they do not touch
+    first = np.minimum(first, old - count)  # so that all have `count` pixels, some with weight 0
     edges = (first[:, None] + np.arange(count + 1)) * new_parts
     inside = np.clip(edges, starts[:, None], starts[:, None] + old_parts)
     return (first.astype(np.int64), np.diff(inside, axis=1).astype(np.float32)), old_parts
@@ -67,7 +67,7 @@ def _downscale(
     area: int,
     image: np.ndarray,
 ) -> None:
-    """Down first, over whole lines, then across."""
+    """Average vertically over whole lines first, then horizontally."""
     width, count = one.shape[1], column_share.shape[1]
     line = np.empty(width, np.float32)
     whole, half = np.float32(area), np.float32(area // 2)

@@ -1,4 +1,4 @@
-"""FlattenMultiDiscreteWrapper: several choices become one number, for actions and for observations."""
+"""FlattenMultiDiscreteWrapper: maps MultiDiscrete actions and observations to one integer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from steppe.core.contracts.errors import ConfigError, WorldError
 
 
 class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
-    """Numbers every combination of choices, the last component fastest; everything else is the wrapped environment's.
+    """Represent every combination of choices by one integer, the last component varying fastest.
 
-    Wraps Gymnasium environments with MultiDiscrete spaces, or Tuples of Discrete ones, and any object with `reset` and
-    `step` that says its `action_space_sizes` or `action_space_size`.
+    Wraps Gymnasium environments with MultiDiscrete spaces or Tuples of Discrete ones, and any object with `reset`,
+    `step` and `action_space_sizes` or `action_space_size`. All other attributes are those of the wrapped environment.
     """
 
     def __init__(self, env: Any) -> None:
@@ -30,23 +30,23 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
         self.action_space_sizes, self._action_starts = acts
         self.action_space_size = math.prod(self.action_space_sizes)
         self._seen = _sizes(env, "observation")
-        # A lone number goes to and fro as it is.
+        # A single integer is passed through unchanged.
         self._joins_actions = len(self.action_space_sizes) > 1 or _several(getattr(env, "action_space", None))
         self._joins_seen = self._seen is not None and _several(getattr(env, "observation_space", None))
 
     @property
     def wrapped_env(self) -> Any:
-        """The environment inside."""
+        """The wrapped environment."""
         return self.env
 
     @cached_property
     def action_space(self) -> spaces.Space[Any]:  # type: ignore[override]
-        """All combinations as one number."""
+        """The combinations of choices as one Discrete space."""
         return spaces.Discrete(self.action_space_size)
 
     @cached_property
     def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
-        """All combinations as one number where there were several; otherwise the environment's own."""
+        """The combinations as one Discrete space if there are several components, else the environment's own space."""
         if self._joins_seen or not hasattr(self.env, "observation_space"):
             return spaces.Discrete(self.observation_space_size)
         space: spaces.Space[Any] = self.env.observation_space
@@ -54,25 +54,25 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
 
     @property
     def observation_space_size(self) -> int:
-        """How many observations there are."""
+        """The number of possible observations; WorldError if it is not known."""
         if self._seen is None:
             raise WorldError(f"{getattr(self.env, 'observation_space', self.env)} has no number of observations")
         return math.prod(self._seen[0])
 
-    # Gymnasium's class has these three of its own, which would be found before the environment's.
+    # gym.Env defines the next three attributes, so `__getattr__` would not reach the environment's.
     @property
     def metadata(self) -> dict[str, Any]:  # type: ignore[override]
-        """What the environment says of itself."""
+        """The environment's metadata."""
         return getattr(self.env, "metadata", {})
 
     @property
     def render_mode(self) -> str | None:  # type: ignore[override]
-        """How the environment is drawn."""
+        """The environment's render mode."""
         return getattr(self.env, "render_mode", None)
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
-        """How the environment was registered."""
+        """The environment's registration."""
         return getattr(self.env, "spec", None)
 
     @property
@@ -81,18 +81,18 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
         return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         seen, info = self.env.reset(**kwargs)
         return self._flatten_observation(seen), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Act with a number."""
+        """Step with a flattened action."""
         chosen = self._unflatten_action(action) if self._joins_actions else action
         seen, reward, terminated, truncated, info = self.env.step(chosen)
         return self._flatten_observation(seen), reward, terminated, truncated, info
 
     def render(self, *args: Any, **kwargs: Any) -> Any:
-        """As the environment does it."""
+        """Render the environment."""
         return self.env.render(*args, **kwargs)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
             close()
 
     def _unflatten_action(self, flat_action: Any) -> list[int] | np.ndarray:
-        """The choices behind a number: an array in the shape of a MultiDiscrete space, a list elsewhere."""
+        """Return the choices of a flattened action: an array in the shape of a MultiDiscrete space, else a list."""
         flat = int(flat_action)
         if not 0 <= flat < self.action_space_size:
             raise ConfigError(f"action {flat} is out of range: there are {self.action_space_size}, numbered from 0")
@@ -127,13 +127,13 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
         return flat
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # before there is one
+        if name == "env":  # not set yet: avoid infinite recursion
             raise AttributeError(name)
         return getattr(self.env, name)
 
 
 def as_gym_env(env: Any) -> gym.Env[Any, Any]:
-    """The environment itself if it is Gymnasium's, else one around whatever has `reset`, `step` and numbers of choices."""
+    """Return a Gymnasium environment unchanged; wrap any other object in FlattenMultiDiscreteWrapper."""
     return env if isinstance(env, gym.Env) else FlattenMultiDiscreteWrapper(env)
 
 
@@ -142,7 +142,7 @@ def _several(space: Any) -> bool:
 
 
 def _sizes(env: Any, what: str) -> tuple[list[int], list[int]] | None:
-    """How many choices each component has, and the number of its first."""
+    """Return the number of choices of each component and its first value; None if they are not known."""
     space, sizes = getattr(env, f"{what}_space", None), getattr(env, f"{what}_space_sizes", None)
     if isinstance(space, spaces.MultiDiscrete):
         return [int(n) for n in space.nvec.ravel()], [int(s) for s in space.start.ravel()]

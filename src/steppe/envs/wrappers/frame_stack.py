@@ -1,4 +1,4 @@
-"""The newest observations of each environment, joined along the first axis with the oldest first."""
+"""Frame stacking: the newest observations of each environment, concatenated along the first axis, oldest first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steppe.envs.vector.spaces import ObservationEncoder
 
 
 class FrameStack:
-    """`count` observations per environment; an episode begins with copies of its first one."""
+    """Stacks `count` observations per environment; an episode starts with copies of its first observation."""
 
     def __init__(self, num_envs: int, rule: ObservationEncoder, count: int) -> None:
         unit, *rest = rule.field.shape
@@ -24,20 +24,20 @@ class FrameStack:
         self._split = self.memory.reshape(num_envs, count, unit, *rest)
 
     def put(self, target: np.ndarray, index: int, raw: Any) -> None:
-        """Take one more observation of one environment and write its row."""
+        """Add the next observation of one environment and write its row."""
         mine = self.memory[index]
         mine[: -self._unit] = mine[self._unit :]
         self._rule.put(self._newest, index, raw)
         target[index] = mine
 
     def restart(self, target: np.ndarray, index: int, raw: Any) -> None:
-        """Take the first observation of an episode and write its row."""
+        """Fill the stack with the first observation of an episode and write its row."""
         self._rule.put_checked(self._newest, index, raw)
         self._split[index, :-1] = self._newest[index]
         target[index] = self.memory[index]
 
     def put_all(self, target: np.ndarray, batch: np.ndarray, first: np.ndarray) -> None:
-        """Take one observation of every environment; `first` says which of them begin an episode."""
+        """Add one observation of every environment and write all rows; `first` marks those that start an episode."""
         self.memory[:, : -self._unit] = self.memory[:, self._unit :]
         self._newest[...] = batch
         self._split[first, :-1] = self._newest[first][:, None]

@@ -1,4 +1,4 @@
-"""Images on their way into a row: channels first, and in grey or smaller where the configuration asks."""
+"""Encode images as rows: channels first, and converted to grayscale or resized if configured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steppe.core.contracts.errors import ConfigError
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space is an image by the rule of envs/vector/spaces.py; a small board of uint8 with other bounds is not."""
+    """Return whether a space is an image, as defined in envs/vector/spaces.py; uint8 with other bounds is not."""
     return (
         isinstance(space, spaces.Box)
         and space.dtype == np.uint8
@@ -22,7 +22,7 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 
 def channels_last(shape: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-    """The shape as (height, width, channels), and whether it has its channels first."""
+    """Return the shape as (height, width, channels), and whether the channels are first."""
     if len(shape) == 2:
         return (*shape, 1), False
     first = shape[0] < shape[2]
@@ -42,7 +42,7 @@ class ImageEncoder:
         self.shape = (1 if self.grayscale else channels, *(self.size or (height, width)))
 
     def put(self, target: np.ndarray, index: int, raw: Any) -> None:
-        """Write one image; without grey or resizing this is one strided copy."""
+        """Write one image; without grayscale and resizing this is one strided copy."""
         image = np.asarray(raw, np.uint8)
         planes = image if self.channels_first else image.reshape(self.raw_shape).transpose(2, 0, 1)
         if self.grayscale:
@@ -51,6 +51,6 @@ class ImageEncoder:
             target[index] = planes
             return
         for channel, plane in enumerate(planes):
-            # BOX averages the pixels that fall together: thin objects fade, they do not vanish.
+            # BOX averages the merged pixels: thin objects fade instead of disappearing.
             small = Image.fromarray(np.ascontiguousarray(plane)).resize(self.size[::-1], Image.Resampling.BOX)
             target[index, channel] = small
