@@ -1,4 +1,4 @@
-"""What processes on other ranks or nodes are sent to run, and what they all do with it: build roles and report faults."""
+"""LaunchSpec: the description of a run for processes on other ranks or nodes; and how they build roles and report faults."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class KafkaHandle(ProcessHandle):
         return kind in self._caught
 
     def scale(self, num_actors: int) -> None:
-        """Scale the actors. Raises Unreachable, and changes nothing, if no broker responds: new actors could not work."""
+        """Scale the actors. Adding actors while no broker responds raises Unreachable, and changes nothing."""
         if num_actors > self._num_actors:
             try:
                 self._connection.fetch_metadata(SCALE_S)

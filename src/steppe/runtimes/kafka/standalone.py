@@ -241,7 +241,7 @@ def _create_run(config: KafkaConfig, run: str, resolved: ResolvedConfig) -> RunM
 
 
 def _changed_hyperparameters(charter: RunManifest, resolved: ResolvedConfig) -> dict[str, Any]:
-    """Return the changed hyperparameters. Raises ConfigError if any other setting differs from the run's."""
+    """Return the changed hyperparameters. Raises ConfigError if any other given setting differs from the run's."""
     known, fixed = charter.order.config, flatten(resolved.config)
     given = [key for key, source in resolved.sources.items() if source != "default" and not key.startswith("kafka.")]
     changed = [key for key in given if key not in ("name", "run_dir", "runtime") and known.get(key) != fixed.get(key)]
