@@ -20,10 +20,10 @@ SaveFault = Callable[[Tree], dict[str, str]]
 
 
 class ActionLog:
-    """Keep the newest starting point and the actions since: the packed state after a segment, or a reset's seeds (`begin`).
+    """Keep the newest starting point (a segment's packed state, or a reset's seeds, see `begin`) and the actions since.
 
-    With exact snapshots the log restarts at every segment. Otherwise it grows from the seeds up to MAX_ACTION_BYTES, and then
-    restarts from a segment's state, if the state can be resumed.
+    With exact snapshots the log restarts at every segment. Otherwise it grows from the seeds up to MAX_ACTION_BYTES,
+    and then restarts from a segment's state, if the state can be resumed.
     """
 
     def __init__(self, actor: int, world: SegmentEnv, keep: SaveFault | None) -> None:

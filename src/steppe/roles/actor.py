@@ -37,7 +37,7 @@ REPORT_EVERY_S = 0.5
 
 
 class Actor:
-    """Collect segments until asked to stop. `sequence` numbers the segments from 0; `epoch` counts the actor's restarts."""
+    """Collect segments until asked to stop. `sequence` numbers the segments from 0; `epoch` counts restarts."""
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class Actor:
         self.version = weights.version
 
     def collect(self) -> Segment | None:
-        """Collect T steps of every environment; return None if the channel has no free segment or the actor must stop."""
+        """Collect T steps of every environment; return None without a free segment, or if the actor must stop."""
         segment = self.context.channel.blank(self.index)
         return segment if segment is not None and self.fill(segment) else None
 
     def fill(self, segment: Segment) -> bool:
-        """Write T steps of every environment, header and state into a segment; return False if asked to stop meanwhile."""
+        """Fill a segment with T steps of every environment, header and state; return False if asked to stop."""
         assign_curriculum_stages(self.world, self.policy)
         self._begin()
         started_s = self.context.clock()
@@ -139,7 +139,7 @@ class Actor:
         return True
 
     def state(self) -> Tree:
-        """Return the actor's state after its newest segment; "world" is None if the environment cannot be snapshotted."""
+        """Return the state after the newest segment; "world" is None if the environment cannot be snapshotted."""
         quota = {} if self.quota is None else {"quota": self.quota.state()}
         return {
             "env_steps": self.env_steps,
@@ -152,7 +152,7 @@ class Actor:
         }
 
     def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
-        """Continue after segment `sequence`: exactly if the snapshot can be restored, else with new episodes from `seeds`."""
+        """Continue after segment `sequence`: from its snapshot if possible, else with new episodes from `seeds`."""
         self.sequence = sequence + 1
         known = codec.unpack(state) if state is not None else {}
         self.env_steps, self.episodes = known.get("env_steps", 0), known.get("episodes", 0)

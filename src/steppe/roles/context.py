@@ -52,7 +52,7 @@ class Context:
         self.board.post(EVENTS, EventReport(run=self.run, kind=kind, role=self.name, details=details).record())
 
     def span(self, phase: str, start_s: float, **details: object) -> None:
-        """Record a span from `start_s` until now, up to `trace_spans` of them, and pass it to the tracer if there is one."""
+        """Record a span from `start_s` until now, up to `trace_spans` of them, and pass it to the tracer, if any."""
         if self.trace_spans > 0:
             self.trace_spans -= 1
             times = {"phase": phase, "start_s": start_s, "end_s": self.clock()}

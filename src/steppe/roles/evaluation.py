@@ -112,7 +112,7 @@ class Evaluator:
 
 
 def act_in_env(policy: Policy, env: SegmentEnv, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-    """Return the policy's action and recorded columns, given the environment's action masks and communication mask, if any."""
+    """Return the policy's action and recorded columns, given the environment's action and communication masks."""
     told: dict[str, np.ndarray] = {}
     masks = get_action_masks(env)
     if masks is not None:  # policies with index observations accept masks

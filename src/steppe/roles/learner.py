@@ -117,8 +117,8 @@ class Learner:
     def receive(self) -> bool:
         """Take segments from the batch policy and store them in the memory; return False if there are none.
 
-        Pending weights are published first, without the new segments: the new round only shows that every actor waits for
-        them. So which segments are collected with which weights does not depend on the speed of any role.
+        Pending weights are published first, without the new segments: the new round only shows that every actor waits
+        for them. So which segments are collected with which weights does not depend on the speed of any role.
         """
         segments = self.batch_policy.take(self.version)
         if segments and self._owed:
@@ -142,8 +142,8 @@ class Learner:
     def _check(self, segments: list[Segment]) -> None:
         """Clear and count the segments with invalid values; their rounds continue.
 
-        Segments enter from other processes here, so their values are checked here, once. Raises NotFinite or RunFailed if
-        all segments of MAX_REFUSED_BATCHES consecutive batches were refused.
+        Segments enter from other processes here, so their values are checked here, once. Raises NotFinite or RunFailed
+        if all segments of MAX_REFUSED_BATCHES consecutive batches were refused.
         """
         faults = [fault for segment in segments if (fault := self._fault(segment)) is not None]
         self._refused_batches = self._refused_batches + 1 if len(faults) == len(segments) else 0
@@ -189,7 +189,7 @@ class Learner:
         return learned
 
     def _observe(self, segment: Segment) -> None:
-        """Count a segment's steps and episodes and pass it to the agent; rows after the run's last episode are invalidated."""
+        """Count a segment and pass it to the agent; rows after the run's last episode are invalidated."""
         if self.limits.episodes is not None:
             invalidate_after_episodes(segment, max(0, self.limits.episodes - self.episodes))
         self.env_steps += segment.env_steps
@@ -252,7 +252,7 @@ class Learner:
             self.publish()
 
     def _end(self) -> None:
-        """End the run. Pending weights are published as its result, and stay pending in the checkpoint for a resumed run."""
+        """End the run. Pending weights are published as its result, and stay pending for a resumed run."""
         if self._owed and not self.context.ending:
             acting = self._acting
             self.publish()
@@ -308,7 +308,7 @@ class Learner:
         self.context.span("checkpoint", started_s, version=self.version)
 
     def state(self) -> Tree:
-        """Return all but weights and counters: agent, memory, position and state of each actor, weights that actors have.
+        """Return all but weights and counters: agent, memory, positions, states and newest weights of the actors.
 
         The tree shares the memory's large columns, so save it before the next update.
         """

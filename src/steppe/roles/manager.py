@@ -168,7 +168,7 @@ class Manager:
         return found
 
     def _restore_schedule(self, weights: Weights) -> None:
-        """Schedule from the last evaluation at or before these weights: a resumed run may have rewound to a checkpoint."""
+        """Schedule from the last evaluation at or before these weights: a resumed run may have been rewound."""
         behind = [verdict for verdict in self._earlier_evaluations if verdict[0] <= weights.env_steps]
         if behind:
             self._schedule_after(*max(behind))

@@ -1,7 +1,8 @@
-"""Episode quotas: a run limited to N episodes counts finished ones, and stops environments that have played their share.
+"""Episode quotas: a run limited to N episodes counts them, and stops environments that have played their share.
 
-EpisodeQuota gives every environment of every actor an equal share. EpisodeClaims plays the episodes that a worker claimed from
-the shared table. In mode async, where actors run freely, the learner invalidates the rows after the last episode.
+EpisodeQuota gives every environment of every actor an equal share. EpisodeClaims plays the episodes that a worker
+claimed from the shared table. In mode async, where actors run freely, the learner invalidates the rows after the last
+episode.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from steppe.core.contracts.segment import Segment, find_episode_ends
 
 
 class _EpisodeCounter:
-    """Count the episodes of open environments. Steps of closed ones are written with `valid == False`; environments that
-    have `retire` do not step them. Subclasses decide which are open."""
+    """Count the episodes of open environments. Steps of closed ones are written with `valid == False`; environments
+    that have `retire` do not step them. Subclasses decide which are open."""
 
     def __init__(self, world: SegmentEnv) -> None:
         self._world, self._num_agents = world, world.spec.num_agents
@@ -23,7 +24,7 @@ class _EpisodeCounter:
         self._counts: list[bool] = []  # for each finished episode of the environment: whether it was counted
 
     def count(self, segment: Segment, t: int) -> None:
-        """Process the step that the environment has just written: invalidate closed rows and count finished episodes."""
+        """Process the step that the environment has written: invalidate closed rows, count finished episodes."""
         valid = segment["valid"][t]
         cut = segment["terminated"][t] | segment["truncated"][t]
         closed = ~np.repeat(self._open, self._num_agents)
@@ -94,8 +95,7 @@ class EpisodeQuota(_EpisodeCounter):
 
 
 class EpisodeClaims(_EpisodeCounter):
-    """The episodes that a worker may still play. An environment opens only if there is an episode left for it; until then
-    it is closed."""
+    """The episodes that a worker may still play. An environment is closed until there is an episode for it."""
 
     def __init__(self, world: SegmentEnv) -> None:
         super().__init__(world)

@@ -1,7 +1,8 @@
 """Repeat a recorded async run: replacements for collect policy, batch policy and weight store.
 
-An actor collects each segment with the version in the log, however far the learner is by then. The learner takes the batches in
-the log in their order, and applies the hyperparameters that were set during the run. Everything else follows from these.
+An actor collects each segment with the version in the log, however far the learner is by then. The learner takes the
+batches in the log in their order, and applies the hyperparameters that were set during the run. Everything else follows
+from these.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class HyperparameterUpdate:
 class RecordedSchedule:
     """One attempt of a recorded run: its batches, and the (env_steps, updates) at which it ended.
 
-    `early` allows the attempt to end before all its batches were taken. `changes` are the pending hyperparameter updates,
-    oldest first; the attempts of a run share the list.
+    `early` allows the attempt to end before all its batches were taken. `changes` are the pending hyperparameter
+    updates, oldest first; the attempts of a run share the list.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RecordedSchedule:
     def ended(self, env_steps: int, updates: int, *, digesting: bool) -> bool:
         """Whether a learner with these counts is where the recorded one ended.
 
-        Batches of which every segment was dropped change no count, but they advance the actors, so they must be taken too.
+        Batches whose segments were all dropped change no count, but advance the actors, so they must be taken too.
         """
         here = env_steps >= self.end[0] and updates >= self.end[1]
         return here and (digesting or self.early or not self.rest)

@@ -100,8 +100,8 @@ class BatchPolicy(Protocol):
 class RoundBatchPolicy:
     """Wait for one segment of every member and return them in the order of the actors; segments of later rounds wait.
 
-    All actors are members until `part` removes one. A removed actor that sends again becomes a member of the current round;
-    segments that it collected for earlier rounds are dropped.
+    All actors are members until `part` removes one. A removed actor that sends again becomes a member of the current
+    round; segments that it collected for earlier rounds are dropped.
     """
 
     def __init__(self, channel: Channel, num_actors: int) -> None:
@@ -172,7 +172,7 @@ class RoundBatchPolicy:
 
 
 class WindowBatchPolicy:
-    """Return what arrived within `window_s` seconds of the first arrival, or earlier once every actor has sent a segment.
+    """Return what arrived within `window_s` seconds of the first arrival; earlier if every actor has sent a segment.
 
     Segments collected more than `max_lag` versions ago are dropped and counted. `record` is called with every batch's
     arrivals.

@@ -1,8 +1,8 @@
 """Live hyperparameters: values that commands change during a run, and how workers receive them.
 
-A learner applies values between two updates. If workers compute the gradients, it publishes all live values under the name
-SETTINGS just before the weights. A worker that adopts those weights adopts the values with them, so all gradients computed
-with one version of the weights use the same values.
+A learner applies values between two updates. If workers compute the gradients, it publishes all live values under the
+name SETTINGS just before the weights. A worker that adopts those weights adopts the values with them, so all gradients
+computed with one version of the weights use the same values.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def runtime_module(runtime: str) -> ModuleType:
 
 
 def find_launcher(runtime: str) -> Callable[..., Any]:
-    """Return the function that launches a plan: of a built-in runtime by name, or of the user's by `module:function`."""
+    """Return a runtime's launch function: of a built-in one by name, or of the user's by `module:function`."""
     if runtime in RUNTIMES:
         launch: Callable[..., Any] = runtime_module(runtime).launch
         return launch

@@ -137,7 +137,7 @@ def _collecting_parts(plan: Plan, role: RoleSpec, channel: Channel) -> tuple[Seg
 
 
 def _episode_quota(plan: Plan, role: RoleSpec, world: SegmentEnv) -> EpisodeQuota | None:
-    """Return an actor's share of the run's episodes; None in mode async, where the learner counts, as it may drop segments."""
+    """Return an actor's episode quota; None in mode async, where the learner counts, as it may drop segments."""
     total = plan.config.episodes
     if total is None or plan.config.mode == "async":
         return None
@@ -318,7 +318,7 @@ def _build_tabular_worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
 
 
 def _make_tabular_rollout(plan: Plan, agent: Any, names: tuple[str | int, ...]) -> TabularRollout:
-    """Build a tabular worker's rollout: compiled if game and algorithm are, else the fastest kind that supports the agent."""
+    """Build a tabular worker's rollout: compiled if game and algorithm are, else the fastest possible one."""
     from steppe.roles.tabular.rollouts import (
         EpisodeTabularRollout,
         GameTabularRollout,

@@ -76,7 +76,7 @@ class ScalableHandle(Protocol):
         """The largest number of actors; no more than the present number if the mode does not allow scaling."""
 
     def scale(self, num_actors: int) -> None:
-        """Start or dismiss actors until there are `num_actors`, and return at once. Dismissed actors send finished segments."""
+        """Request `num_actors` actors and return at once. Dismissed actors first send their finished segments."""
 
 
 class CollectorHandle(Handle, Protocol):
@@ -135,7 +135,7 @@ class RoleScheduler:
 
 
 def configure_torch(config: RunConfig) -> None:
-    """Set what every role needs for equal results: thread counts, and no denormals (Adam's step would take 13 × as long).
+    """Set thread counts for equal results, and disable denormals (Adam's step would take 13 × as long).
 
     Tabular agents do not use torch, so it is not imported for them.
     """

@@ -1,4 +1,4 @@
-"""LaunchSpec: the description of a run for processes on other ranks or nodes; and how they build roles and report faults."""
+"""LaunchSpec describes a run to processes on other ranks or nodes, which build its roles and report faults here."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def build_roles(
 ) -> list[Role]:
     """Build the roles of one worker slot.
 
-    `requested` returns the control request for a kind of role. `board` defaults to the run directory's, and `commands` to
-    those posted there.
+    `requested` returns the control request for a kind of role. `board` defaults to the run directory's, and `commands`
+    to those posted there.
     """
     from steppe.runtimes.builder import build_role
 

@@ -1,7 +1,8 @@
 """Estimate a run's memory before anything is allocated, and refuse the run if the machine has less.
 
-The command line, the Python API and the service use it. The service does not open environments: it estimates with the smallest
-environment that a request may mean (`smallest_env_spec`), and the run's own process checks again with the real one.
+The command line, the Python API and the service use it. The service does not open environments: it estimates with the
+smallest environment that a request may mean (`smallest_env_spec`), and the run's own process checks again with the real
+one.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def num_writers(self) -> int:
-        """Number of actors that send segments, or workers that push gradients; workers that share a table do not count."""
+        """Number of actors that send segments, or workers that push gradients; 0 if workers share a table."""
         return len(self.writers)
 
     @property
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def can_host_learner(self) -> bool:
-        """Whether the learner can run in the caller's process: alone in its worker slot, no shared table, no replay roles."""
+        """Whether the learner can run in the caller's process: alone in its slot, no shared table, no replay roles."""
         alone = len(self.places()["learner"]) == 1
         return self.config.runtime == "processes" and alone and not self.uses_table and not self.replay
 
@@ -94,7 +94,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
-    """Resolve the configuration's defaults for the environment, check that they are compatible, and define the roles."""
+    """Resolve the configuration's defaults for the environment, check their compatibility, and define the roles."""
     config.agent.require(spec, config.algo)
     agent, num_envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
     environment = config.environment.resolve_defaults(config.env)
@@ -137,8 +137,8 @@ def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
 
 
 def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:
-    """Return the workers, the learner that owns their table, and the manager. On mpi every rank is a worker, and rank 0 is
-    learner and manager as well."""
+    """Return the workers, the learner that owns their table, and the manager. On mpi every rank is a worker, and rank 0
+    is learner and manager as well."""
     on_mpi = config.runtime == "mpi"
     workers = tuple(
         RoleSpec("worker", index, "learner" if on_mpi and index == 0 else f"worker-{index}")

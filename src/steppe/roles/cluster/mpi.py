@@ -3,8 +3,8 @@
     REQUEST_TAG   any rank → rank 0      (number, method, request)
     REPLY_TAG     rank 0 → that rank     (number, kind, reply or error message, round)
 
-A thread of rank 0 serves requests while the rank itself trains, so MPI must be initialized with THREAD_MULTIPLE. No call blocks
-for long: client and server poll for messages with exponential backoff.
+A thread of rank 0 serves requests while the rank itself trains, so MPI must be initialized with THREAD_MULTIPLE. No
+call blocks for long: client and server poll for messages with exponential backoff.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def receive_message(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | 
 
 
 def join_mpi_cluster(cluster: ClusterConfig) -> Any:
-    """Initialize MPI and return its module. Raises unless the ranks match the cluster's nodes and threads are allowed."""
+    """Initialize MPI and return its module. Raises unless the ranks match the nodes and threads are allowed."""
     mpi = import_mpi("multiple")
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise UsageError(

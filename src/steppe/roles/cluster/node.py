@@ -1,7 +1,8 @@
 """A cluster node: a learner that exchanges deltas or gradients with other nodes through a parameter server.
 
-With deltas, each node learns on its own, and its parameter changes are combined with those of the others at intervals. With
-gradients, every optimizer step is one of all nodes together: the server has the optimizer, and a step is a push and a pull.
+With deltas, each node learns on its own, and its parameter changes are combined with those of the others at intervals.
+With gradients, every optimizer step is one of all nodes together: the server has the optimizer, and a step is a push
+and a pull.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ MAX_MISSED_ROUNDS = 3  # rounds without a result until a node that exchanges gra
 
 
 class ClusterNode:
-    """One agent's membership in the cluster. `ending` is polled while waiting for other nodes, to stop waiting. `lent`: the
-    caller owns the client and closes it."""
+    """One agent's membership in the cluster. `ending` is polled while waiting for other nodes, to stop waiting. `lent`:
+    the caller owns the client and closes it."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class ClusterNode:
     def all_reduce_sum(self, counted: np.ndarray) -> np.ndarray:
         """Sum `counted` over all nodes, at most once per step.
 
-        A node that missed the round gets its own numbers back. Its push will be too late as well, and puts it back in step.
+        A node that missed the round gets its own numbers back. Its push is then late as well, and puts it back in step.
         """
         number, pause = int(self.client.about(self.name)["round_number"]), INITIAL_BACKOFF_S
         until = time.monotonic() + MAX_MISSED_ROUNDS * (self.config.deadline_s + DEADLINE_GRACE_S)
@@ -160,7 +161,7 @@ class ClusterNode:
         )
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Report this node's progress to the server, unless the server is private and publishes nothing about single nodes."""
+        """Report this node's progress, unless the server is private: that publishes nothing about single nodes."""
         if not self._private:
             try:
                 self.client.report(self.name, {**metrics, **self.counts})

@@ -1,5 +1,5 @@
-"""A cluster over Ray: the parameter server is a named Ray actor, which the first node starts and which ends with that node;
-and the client with which every node calls it."""
+"""A cluster over Ray: the parameter server is a named Ray actor, which the first node starts and which ends with that
+node; and the client with which every node calls it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 
 class ParameterServerActor:
-    """Ray actor that hosts the parameter server. Arguments and results are byte arrays, which Ray stores as they are."""
+    """Ray actor that hosts the parameter server. Calls take and return byte arrays, which Ray stores as they are."""
 
     def __init__(self, described: np.ndarray) -> None:
         tree = unpack(described.tobytes(), sealed=False)
@@ -110,7 +110,7 @@ class RayClusterClient(PackedClient):
 
 
 def join_ray_cluster(cluster: ClusterConfig) -> Any:
-    """Return the module ray, connected to the Ray cluster that the program has already joined, or to the configured one."""
+    """Return the module ray, connected to the Ray cluster that the program has joined, or to the configured one."""
     ray = import_ray()
     if not ray.is_initialized():
         quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}

@@ -1,5 +1,8 @@
-"""Gradient memory for a parameter server that the caller owns. Pushes are forwarded to that server, which combines and applies
-them by its own rules, and the agent loads what it publishes. The server is a local object or is reached by a ParameterClient."""
+"""Gradient memory for a parameter server that the caller owns.
+
+Pushes are forwarded to that server, which combines and applies them by its own rules. The agent loads what the server
+publishes. The server is a local object, or is reached by a ParameterClient.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ POLL_INTERVAL_S = 0.1  # between checks whether the run must end, while a round 
 
 
 class ServerGradientMemory(GradientMemory):
-    """A GradientMemory in front of the caller's server. `in_rounds`: whether the server's rounds are synchronous; `ending` is
-    polled while such a round waits for workers of other programs."""
+    """A GradientMemory in front of the caller's server. `in_rounds`: whether the server's rounds are synchronous;
+    `ending` is polled while such a round waits for workers of other programs."""
 
     def __init__(
         self,

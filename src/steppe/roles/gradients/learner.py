@@ -1,8 +1,7 @@
-"""The learner of a run whose workers push gradients: a parameter server combines and applies them, and the agent loads the
-result.
+"""The learner of a run whose workers push gradients: a parameter server applies them, and the agent loads the result.
 
-With rounds, the pushes of all workers are applied together, in the order of the workers. Otherwise each push is applied on
-arrival, or several together.
+With rounds, the pushes of all workers are applied together, in the order of the workers. Otherwise each push is applied
+on arrival, or several together.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ CONFIRM_S = 10.0  # how long to wait for a silent worker before hyperparameters 
 
 
 class GradientMemory:
-    """A Memory of gradients, which applies them on `add`; it is ready when the server has a newer version than the agent.
+    """A Memory that applies gradients on `add`; it is ready when the server has a newer version than the agent.
 
-    `together` pushes are applied at a time, or all pushes of an `add` if None. `use_agent_learning_rate`: use the agent's
-    learning rate, with its schedule, instead of the server's.
+    `together` pushes are applied at a time, or all pushes of an `add` if None. `use_agent_learning_rate`: use the
+    agent's learning rate, with its schedule, instead of the server's.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class _PendingCommand:
 
 
 class GradientLearner(Learner):
-    """A learner whose batches are the workers' gradients; counts, checkpoints, publication and end are those of Learner."""
+    """A learner whose batches are the workers' gradients; counts, checkpoints and end are those of Learner."""
 
     memory: GradientMemory
 
@@ -236,7 +235,7 @@ class GradientLearner(Learner):
     def _confirm(self) -> None:
         """Answer commands whose values are in an update, and in every worker's gradients from now on.
 
-        After CONFIRM_S, workers without a new gradient are not waited for: they receive the values with their next weights.
+        After CONFIRM_S, silent workers are not waited for: they receive the values with their next weights.
         """
         newest, now = self._version_by_worker.values(), self.context.clock()
         for awaited in list(self._unconfirmed):

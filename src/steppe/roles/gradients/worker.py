@@ -1,4 +1,4 @@
-"""The worker that pushes gradients: it acts like an actor, computes gradients of its own experience, and sends only those.
+"""The worker that pushes gradients: it acts like an actor, and sends only the gradients of its own experience.
 
 It receives new weights in return. The learner in learner.py applies the gradients.
 """
@@ -59,8 +59,8 @@ class _PendingGradient:
 
 
 class GradientWorker(Actor):
-    """Collect segments and push gradients. `sequence` numbers the pushes: one per segment, or as many as the memory's rate
-    limiter allows."""
+    """Collect segments and push gradients. `sequence` numbers the pushes: one per segment, or as many as the memory's
+    rate limiter allows."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The learner of a run whose workers share a table: it creates, publishes and checkpoints the table, and ends the run."""
+"""The learner of a run whose workers share a table: creates, publishes and checkpoints the table, and ends the run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TabularLearner:
         return due
 
     def _poll_commands_if_due(self, now: float) -> None:
-        """Answer commands that set hyperparameters: workers with a shared table read them only when the run is restarted."""
+        """Answer commands that set hyperparameters: workers with a shared table only read them at a restart."""
         if now - self._commands_polled_s < POLL_COMMANDS_EVERY_S:
             return
         self._commands_polled_s = now

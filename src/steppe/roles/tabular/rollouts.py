@@ -1,7 +1,7 @@
 """Rollouts of tabular workers: environments and an algorithm that acts and learns in them, a number of steps at a time.
 
-Three kinds: compiled games, where everything is one call; a segment environment with an agent; and one environment with an
-algorithm that plays whole episodes. The worker merges the results into the shared table.
+Three kinds: compiled games, where everything is one call; a segment environment with an agent; and one environment with
+an algorithm that plays whole episodes. The worker merges the results into the shared table.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class RolloutResult:
 
 
 class TabularRollout(Protocol):
-    """Acts and learns in `agent.table`. `candidates` are the rows that the last run may have changed; empty: any row. `kept`
-    is the remaining weight of each entry's value from before the run, by its number of updates (core/table_merge.py)."""
+    """Acts and learns in `agent.table`. `candidates` are the rows that the last run may have changed; empty: any row.
+    `kept` is the remaining weight of each entry's value from before the run, by its number of updates
+    (core/table_merge.py)."""
 
     agent: TabularAgent
     candidates: np.ndarray
@@ -275,7 +276,7 @@ def remaining_weight(pulls: np.ndarray) -> np.ndarray:
 def make_game_trainer(
     agent: TabularAgent, env: str, config: EnvConfig, num_games: int, seed: int
 ) -> GameTrainer | None:
-    """Return the compiled trainer of an environment's game, or None if there is none or the configuration alters the game."""
+    """Return the compiled trainer of a game, or None if there is none or the configuration alters the game."""
     plain = config.vector != "loop" and not config.time_limit and not config.reward_clip and config.reward_scale == 1.0
     if not plain or type(agent.algorithm) is not OptimalQLearning:
         return None

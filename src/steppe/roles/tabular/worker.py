@@ -16,13 +16,13 @@ MAX_LISTED_EPISODES = 1_000  # newest episodes that one report lists
 
 
 class TabularWorker:
-    """Take steps and, if the run has an episode limit, play episodes that were claimed from the shared table, so that the
-    totals of all workers match the run's limits."""
+    """Take steps and, if the run has an episode limit, play episodes that were claimed from the shared table, so that
+    the totals of all workers match the run's limits."""
 
     def __init__(
         self, index: int, rollout: TabularRollout, chunk_steps: int, limit: int | None, context: Context
     ) -> None:
-        """`chunk_steps` is the number of steps between two merges; `limit` is the run's length in steps, for schedules."""
+        """`chunk_steps` is the number of steps between two merges; `limit` is the run's length, for schedules."""
         self.name = context.name
         self.done = False
         self.index, self.rollout, self.chunk_steps, self.limit = index, rollout, chunk_steps, limit

@@ -1,7 +1,7 @@
-"""The `kafka` runtime: one process per worker slot on this machine, linked by topics; actors may join from other machines.
+"""The `kafka` runtime: one process per worker slot on this machine, linked by topics; actors may join from elsewhere.
 
-The supervisor starts and monitors the processes as on `processes`. It posts the run's manifest to commands.control, and copies
-the roles' reports from Kafka's topics into the run's store, where views, summaries and `steppe watch` read them.
+The supervisor starts and monitors the processes as on `processes`. It posts the run's manifest to commands.control, and
+copies the roles' reports from Kafka's topics into the run's store, where views, summaries and `steppe watch` read them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class KafkaHandle(ProcessHandle):
         self._mirror.progress()
 
     def ended(self, kind: str) -> bool:
-        """Whether all roles of this kind have ended and all their messages are copied; False while no broker responds."""
+        """Whether all roles of this kind have ended and their messages are copied; False while no broker responds."""
         if not super().ended(kind):
             return False
         if kind not in self._caught and self._mirror.catch_up():

@@ -93,8 +93,8 @@ class RunManifest(msgspec.Struct, frozen=True):
     def read_positions(
         self, plan: Plan, directory: RunDirectory, connection: KafkaConnection
     ) -> tuple[Marks, dict[int, int]]:
-        """Return where the learner reads from, and the actors' incarnations by then: at the plan's checkpoint, or at the
-        run's start. If the topic was recreated or replaced since, all of the run's messages in it are read."""
+        """Return where the learner reads from, and the actors' incarnations by then: at the plan's checkpoint, or at
+        the run's start. If the topic was recreated or replaced since, all of the run's messages in it are read."""
         topic = topic_id(connection)
         known: dict[str, Any] = {"topic": self.topic, "marks": self.marks}
         if plan.resume is not None:
@@ -116,9 +116,9 @@ def wire_name(directory: RunDirectory) -> str:
 
 
 def find_manifest(config: KafkaConfig, run: str, since: int = 0) -> RunManifest | None:
-    """Return the newest manifest of a run at or after offset `since`, by name, or by name and key; None if there is none.
+    """Return the newest manifest of a run at or after offset `since`, or None.
 
-    Raises Unreachable if no broker responds.
+    `run` is the run's name, or its name and key. Raises Unreachable if no broker responds.
     """
     connection = KafkaConnection(config, run)
     if connection.topic(COMMANDS) not in connection.fetch_metadata().topics:
@@ -201,7 +201,7 @@ def stale_reason(record: Mapping[str, Any], run: str, generation: int, now_s: fl
 
 
 class CommandValidator:
-    """Validates commands: each is executed once, before it expires, for this generation of the run, with valid values."""
+    """Validates commands: each is executed once, before it expires, for this generation, with valid values."""
 
     def __init__(self, charter: RunManifest, agent: AgentConfig, words: tuple[str, ...] = CONTROL_COMMANDS) -> None:
         self._agent, self._words = agent, words
@@ -253,8 +253,10 @@ def with_live_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class CommandReceiver:
-    """Receives commands for the roles of an unsupervised process. `tell` is called with each command's result, and `refuse` with
-    invalid records."""
+    """Receives commands for the roles of an unsupervised process.
+
+    `tell` is called with each command's result, and `refuse` with invalid records.
+    """
 
     def __init__(
         self,
@@ -270,7 +272,7 @@ class CommandReceiver:
         self._settings: list[tuple[int, dict[str, Any]]] = []
 
     def since(self, number: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return hyperparameter commands numbered above `number`, for the learner, which reports their results itself."""
+        """Return hyperparameter commands above `number`, for the learner, which reports their results itself."""
         return [one for one in self._settings if one[0] > number]
 
     def take(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""One role of a run over Kafka in an unsupervised process, such as a container, on any machine and started in any order.
+"""One role of a run over Kafka in an unsupervised process, such as a container; roles may be started in any order.
 
 It waits for the run's manifest, follows the manifest and the commands after it, and ends with the run.
 """
@@ -81,8 +81,8 @@ def run_standalone_role(
 ) -> None:
     """Run one role until the run ends or this process is asked to stop; raises the role's failure.
 
-    `resolved` configures the run, for a learner that may have to create it. An actor without `index` takes the first free
-    index.
+    `resolved` configures the run, for a learner that may have to create it. An actor without `index` takes the first
+    free index.
     """
     signals, showing = StopSignals(), showing or RoleEndpoint(run, kind)
     showing.tell("begins")
@@ -218,8 +218,7 @@ class _StandaloneRole:
 
 
 def _write_termination_message(word: str) -> None:
-    """Write `word` to $TERMINATION_LOG, so that container managers can tell a completed run from a stopped one (both exit
-    with 0)."""
+    """Write `word` to $TERMINATION_LOG, to distinguish a completed run from a stopped one: both exit with 0."""
     if path := os.environ.get("TERMINATION_LOG"):
         Path(path).write_text(word)
 

@@ -1,5 +1,8 @@
-"""One worker slot over Kafka: its links and roles, in a process that the supervisor started (launch.py), or unsupervised, in a
-container or on another machine (standalone.py)."""
+"""One worker slot over Kafka: its links and roles.
+
+Its process was started by the supervisor (launch.py), or is unsupervised, in a container or on another machine
+(standalone.py).
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ class KafkaLinks:
             self.channel = KafkaWriter(connection, self.partition_reader, *outlet)
 
     def _inlet(self, charter: RunManifest, plan: Plan, directory: RunDirectory) -> KafkaReader | None:
-        """Open the learner's channel; return its KafkaReader, or None if actor and learner share a slot and it is local."""
+        """Open the learner's channel; return its KafkaReader, or None if actor and learner share a slot."""
         actors, slots = plan.num_writers, plan.slots_per_actor
         if any(role.kind == "actor" for role in plan.places()["learner"]):
             self.channel = LocalChannel(plan.segment, actors, slots)

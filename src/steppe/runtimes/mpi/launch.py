@@ -1,8 +1,8 @@
-"""The `mpi` runtime: one rank per worker slot. Under mpiexec the ranks already exist; otherwise mpiexec is started from here.
+"""The `mpi` runtime: one rank per worker slot. Unless mpiexec has already started the ranks, it is started here.
 
 `mpiexec -n 4 steppe train …`: rank 0 supervises and learns (root.py). `steppe train …`: this process supervises, never
-initializes MPI, and outlives the ranks. If a rank is killed, mpiexec kills the others: the run has failed, and the files that
-MPI left in shared memory are removed here.
+initializes MPI, and outlives the ranks. If a rank is killed, mpiexec kills the others: the run has failed, and the
+files that MPI left in shared memory are removed here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def under_mpiexec() -> bool:
 
 
 def join(runtime: object) -> None:
-    """With runtime "mpi" under mpiexec, let every rank except 0 serve rank 0 until the program ends; else do nothing."""
+    """If runtime is "mpi" under mpiexec, let every rank except 0 serve rank 0 until the program ends."""
     if runtime == "mpi" and under_mpiexec():
         require_library()
         from steppe.runtimes.mpi import root

@@ -1,8 +1,8 @@
 """One MPI rank: build the roles of a worker slot, step them in turn, end.
 
-Rank 0 learns and controls the others (root.py), rank 1 is the manager, the rest are actors. If workers share a table, every
-rank is a worker, and rank 0 is learner and manager as well. Ranks communicate by messages (transport/mpi/links.py) and through
-the run directory, which must be visible to all of them.
+Rank 0 learns and controls the others (root.py), rank 1 is the manager, the rest are actors. If workers share a table,
+every rank is a worker, and rank 0 is learner and manager as well. Ranks communicate by messages
+(transport/mpi/links.py) and through the run directory, which must be visible to all of them.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class MpiWorkerSlot:
             self.progress()
 
     def progress(self) -> None:
-        """Progress all links. Control words wait until weights are received, so that the last weights precede the end."""
+        """Progress all links. Control words wait until weights are received: the last weights precede the end."""
         self.channel.progress()
         self.weights.progress()
         if self.table is not None:
@@ -244,7 +244,7 @@ def process_location() -> dict[str, Any]:
 
 
 def mapped_shm_files() -> list[str]:
-    """Return the shared-memory files that this process has mapped: MPI leaves them behind if its processes are killed."""
+    """Return the shared-memory files that this process has mapped: MPI leaves them behind if it is killed."""
     try:
         words = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:

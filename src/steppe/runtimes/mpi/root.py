@@ -1,7 +1,7 @@
 """MPI rank 0: runs the learner and controls all other ranks.
 
-If the user started mpiexec, rank 0 also supervises, with an MpiRootHandle. If Steppe started mpiexec (launch.py), the supervisor
-is another process: `main` relays its requests, and reports the state of the roles to it.
+If the user started mpiexec, rank 0 also supervises, with an MpiRootHandle. If Steppe started mpiexec (launch.py), the
+supervisor is another process: `main` relays its requests, and reports the state of the roles to it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class MpiRootHandle:
                     self._faults.setdefault(place, msgspec.convert(told, Fault))
 
     def _look_for_hung(self) -> None:
-        """Record ranks without a recent heartbeat as hung. Heartbeats that arrived while the learner worked are read first."""
+        """Record ranks without a recent heartbeat as hung, after reading the pending heartbeats."""
         if self._closed or time.monotonic() - self._looked_s < HANG_CHECK_INTERVAL_S:
             return
         self._seat.progress()

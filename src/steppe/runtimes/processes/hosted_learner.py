@@ -1,5 +1,7 @@
-"""The `processes` runtime with the learner in the caller's process: actors and workers are processes, while the agent, the
-replay pool and the parameter server are the caller's own objects."""
+"""The `processes` runtime with the learner in the caller's process.
+
+Actors and workers are processes; the agent, the replay pool and the parameter server are the caller's own objects.
+"""
 
 from __future__ import annotations
 

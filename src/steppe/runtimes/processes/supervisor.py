@@ -1,7 +1,7 @@
 """One process per worker slot, linked by shared memory, started from a preloaded fork server.
 
-The supervisor (this process) never imports torch: it starts and monitors the processes, restarts actors, workers and the
-manager if they are killed or hang, and tells all of them when to end. The processes run worker.py.
+The supervisor (this process) never imports torch: it starts and monitors the processes, restarts actors, workers and
+the manager if they are killed or hang, and tells all of them when to end. The processes run worker.py.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def start_fork_server(*, torch: bool = True) -> None:
 
     _context().set_forkserver_preload(["steppe.runtimes.preload" if torch else "steppe.runtimes.preload_tabular"])
     resource_tracker.ensure_running()  # first, because starting it unblocks the signals that are blocked below
-    # Stop signals reach the whole process group. The server inherits this mask: it is needed until the run has shut down,
-    # and while it imports it has no handlers of its own yet.
+    # Stop signals reach the whole process group. The server inherits this mask: it is needed until the run has shut
+    # down, and has no handlers of its own yet while it imports.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         with _without_main(), _without_output(), _safe_import_path():
@@ -270,14 +270,14 @@ class ProcessHandle:
         self._note("warning", place, {**fault.details, "message": message, "lost_steps": lost})
 
     def _may_restart(self, place: str) -> bool:
-        """Whether to restart a process. Learner and replay cannot be restarted: their state is only in checkpoints. Nothing is
-        restarted while the run is ending."""
+        """Whether to restart a process: not while the run is ending, and neither learner nor replay, whose state is
+        only in checkpoints."""
         limit = self._plan.config.flow.max_restarts
         needed = not place.startswith(("learner", REPLAY)) and self._asked == RUN and self._wanted(place)
         return needed and self._epochs[place] - self._excused_restarts[place] < limit
 
     def _end_if_hung(self, place: str, process: BaseProcess) -> Fault | None:
-        """Kill a process whose step exceeds flow.hang_s, and return the fault with its traceback; None if it is not hung."""
+        """Kill a process whose step exceeds flow.hang_s, and return the fault with its traceback; else None."""
         limit_s = self._plan.config.flow.hang_s
         if place == "learner" or process.exitcode is not None or self._control.silence_s(self._number(place)) < limit_s:
             return None
@@ -331,7 +331,7 @@ def _context() -> ForkServerContext:
 
 @contextlib.contextmanager
 def _without_output() -> Iterator[None]:
-    """Keep the fork server from inheriting the caller's stdout and stderr: a reader of these would never see their end."""
+    """Keep the fork server from inheriting the caller's output, whose reader would otherwise never see its end."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]

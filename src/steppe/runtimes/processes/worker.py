@@ -1,6 +1,6 @@
 """One process of the `processes` runtime: build the roles of a worker slot, step them in turn, exit.
 
-The supervisor is in supervisor.py. It sends a WorkerSpec at the start; after that they communicate through shared memory.
+The supervisor (supervisor.py) sends a WorkerSpec at the start; after that they communicate through shared memory.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ WorkerMain = Callable[[WorkerSpec, RunDirectory, RoleScheduler], None]
 
 
 def run_worker(order: WorkerSpec, work: WorkerMain | None = None) -> None:
-    """Run the roles and exit the process: with code 0 when they are done, or FAULT_EXIT_CODE with a fault in the event log.
+    """Run the roles and exit the process.
 
-    `work` replaces the main function for roles that are not linked by shared memory.
+    The exit code is 0 when they are done, or FAULT_EXIT_CODE with a fault in the event log. `work` replaces the main
+    function for roles that are not linked by shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, exit_after_grace)
@@ -156,8 +157,10 @@ def _build_roles(plan: Plan, order: WorkerSpec, room: Path, run: RunDirectory, c
 
 
 def _open_channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChannel:
-    """Open the channel, which the supervisor created. For gradients, whose size depends on the agent, the learner's process
-    creates it."""
+    """Open the channel that the supervisor created.
+
+    For gradients, whose size depends on the agent, the learner's process creates it.
+    """
     if not plan.config.by_gradients:
         return ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
     if place == "learner":
@@ -220,7 +223,7 @@ def _apply_environment(environ: dict[str, str], script: references.Script | None
 
 
 def exit_after_grace(number: int, frame: types.FrameType | None) -> None:
-    """Handle SIGTERM: exit after TERM_GRACE_S. The supervisor usually received it too, and requests a graceful end first."""
+    """Exit TERM_GRACE_S after SIGTERM: the supervisor usually received it too, and requests a graceful end first."""
     signal.signal(number, signal.SIG_DFL)
     timer = threading.Timer(TERM_GRACE_S, os.kill, (os.getpid(), number))
     timer.daemon = True
@@ -256,7 +259,7 @@ def redirect_output(path: Path) -> None:
 
 
 class _TolerantLogFile(io.FileIO):
-    """A log file that discards output while the disk is full, so that an environment does not fail because it prints."""
+    """A log file that discards output while the disk is full, so that printing never makes an environment fail."""
 
     def write(self, data: Any) -> int:
         try:

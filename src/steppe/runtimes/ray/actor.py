@@ -1,8 +1,8 @@
 """One Ray actor: builds the roles of a worker slot, steps them in turn, and can be reused for another run.
 
-`live` is one long call. Meanwhile other threads of the actor serve the driver (driver.py), which sends requests and checks its
-health, and the learner, which takes segments and publishes weights. Runs are numbered, so that a late call of an earlier run has
-no effect on a later one.
+`live` is one long call. Meanwhile other threads of the actor serve the driver (driver.py), which sends requests and
+checks its health, and the learner, which takes segments and publishes weights. Runs are numbered, so that a late call
+of an earlier run has no effect on a later one.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class RayWorkerActor:
     def live(self, ticket: bytes, last: dict[int, LastSegment], peers: dict[str, Any]) -> bytes:
         """Run the roles of a worker slot to their end and return their faults as JSON.
 
-        `last` is each actor's last segment, to resume from. `peers` are the Ray actors of the worker slots that this one
-        calls.
+        `last` is each actor's last segment, to resume from. `peers` are the Ray actors of the worker slots that this
+        one calls.
         """
         told = msgspec.json.decode(ticket, type=SlotAssignment)
         _adopt_driver_environment(told)
@@ -105,7 +105,7 @@ class RayWorkerActor:
             stay.wakeup.set()
 
     def pulse(self, number: int) -> tuple[float, int | None]:
-        """Return the seconds since the last heartbeat of a role, negative while it is being built, and the process's RSS."""
+        """Return the seconds since a role's last heartbeat, negative while it is being built, and the RSS in bytes."""
         stay = self._in(number)
         return (0.0 if stay is None or stay.over else time.monotonic() - stay.beat_s), rss_bytes()
 
@@ -167,7 +167,7 @@ class _RayWorkerSlot:
         self.table = _open_table(self.plan, ticket.place, self.wakeup.set)
 
     def attach(self, place: str, seat: Any) -> LastSegment | None:
-        """Connect to the Ray actor of another worker slot: send weights, take an actor's segments, call a replay role."""
+        """Connect to another worker slot's Ray actor: send weights, take an actor's segments, call a replay role."""
         number = self.assignment.number
         if place in self.plan.replay:
             self.lines.append(
@@ -239,8 +239,10 @@ class _RayWorkerSlot:
         self.wakeup.clear()
 
     def _deliver(self) -> None:
-        """Wait until the readers have the last weights and the table has the last changes, at most FLUSH_TIMEOUT_S: no role
-        learns of the end before."""
+        """Wait, at most FLUSH_TIMEOUT_S, until readers have the last weights and the table has the last changes.
+
+        No role is told of the end before.
+        """
         until_s = time.monotonic() + FLUSH_TIMEOUT_S
         while not self._delivered and time.monotonic() < until_s:
             self._progress()

@@ -1,7 +1,8 @@
 """The driver of a run on a Ray cluster: starts a Ray actor per worker slot, monitors them, and replaces those that die.
 
-If the calling process does not use Ray, it supervises (launch.py), and this driver is a separate process for the run: Ray may
-end its driver at any time, but never the supervisor. In a program that has called `ray.init` itself, that program is the driver.
+If the calling process does not use Ray, it supervises (launch.py), and this driver is a separate process for the run:
+Ray may end its driver at any time, but never the supervisor. In a program that has called `ray.init` itself, that
+program is the driver.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ class RayDriverHandle:
                 self._faults.setdefault(place, fault)
 
     def _restart_or_fail(self, place: str, fault: Fault) -> None:
-        """Restart a worker slot on a new Ray actor, or record the fault if it cannot be restarted or the run is ending. The
-        state of learner and replay is only in checkpoints, so they are not restarted."""
+        """Restart a worker slot on a new Ray actor, or record the fault if it cannot be restarted or the run is ending.
+        The state of learner and replay is only in checkpoints, so they are not restarted."""
         self._ray.kill(self._slots[place].seat)  # it may only have been unreachable
         limit = self._plan.config.flow.max_restarts
         ending = max(self._asked.values()) >= FINISH

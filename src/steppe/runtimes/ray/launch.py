@@ -1,7 +1,7 @@
 """The `ray` runtime: one Ray actor per worker slot, on the run's own cluster or on an existing one.
 
-This process supervises without importing Ray: a separate driver (driver.py) joins the cluster, and the run's end is recorded
-here, whatever happens to the driver and the cluster. A program that has called `ray.init` is its own driver.
+This process supervises without importing Ray: a separate driver (driver.py) joins the cluster, and the run's end is
+recorded here, whatever happens to the driver and the cluster. A program that has called `ray.init` is its own driver.
 """
 
 from __future__ import annotations

@@ -123,15 +123,14 @@ class RayCluster:
         return self._heads[ended[0]] if ended else None
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """Return all processes of the run's own cluster, for the supervisor to clean up: some outlive a killed head by a
-        minute."""
+        """Return all processes of the run's own cluster, for cleanup: some outlive a killed head by a minute."""
         host = socket.gethostname()
         return (
             {f"cluster-{pid}": {"pid": pid, "host": host} for pid in _descendants(os.getpid())} if self._heads else {}
         )
 
     def close(self) -> None:
-        """Kill idle Ray actors, and disconnect if this object connected: the run's own cluster shuts down, others stay."""
+        """Kill idle Ray actors, and disconnect if this object connected: only the run's own cluster shuts down."""
         for _, seat in self._idle_actors.values():
             self._ray.kill(seat)
         self._idle_actors.clear()
@@ -156,8 +155,8 @@ class RayCluster:
         }
 
     def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
-        """Return scheduling options: learner and manager on the driver's node, where the run directory is; replay on the nodes
-        in turn, the driver's last; actors by the configured placement."""
+        """Return scheduling options: learner and manager on the driver's node, where the run directory is; replay on
+        the nodes in turn, the driver's last; actors by the configured placement."""
         config = plan.config.ray
         if place in plan.replay:  # needs no resources, so it always fits
             others = sorted(self.nodes(), key=lambda node: (node == self._here, node))

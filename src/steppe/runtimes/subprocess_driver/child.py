@@ -29,7 +29,7 @@ class ReportingHandle(Handle, Protocol):
 
 
 def reserve_stdout_for_replies() -> int:
-    """Reserve standard output for replies and return its descriptor; other output goes to standard error from now on."""
+    """Reserve standard output for replies and return its descriptor; other output now goes to standard error."""
     answers = os.dup(1)
     os.dup2(2, 1)
     return answers

@@ -1,5 +1,8 @@
-"""A run whose roles are controlled by a child process at the other end of two pipes (child.py): mpiexec's rank 0, or the driver
-of a Ray cluster. This process supervises without joining MPI or Ray, and survives any failure there."""
+"""A run whose roles are controlled by a child process at the other end of two pipes (child.py).
+
+The child is mpiexec's rank 0, or the driver of a Ray cluster. This process supervises without joining MPI or Ray, and
+survives any failure there.
+"""
 
 from __future__ import annotations
 
