@@ -1,1 +1,1 @@
-"""The loops of a run, the same on every runtime: actor, learner, manager."""
+"""The roles of a run (actor, learner, manager), the same on every runtime."""

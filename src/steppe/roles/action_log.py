@@ -1,6 +1,6 @@
-"""How an actor's world came to where it is: a beginning that can be had again, and every action since.
+"""Log of an actor's actions since a reproducible starting point of its environments.
 
-When an environment raises, this is written down, so that the fault can be seen again in another process.
+When an environment raises, the log is saved, so that the fault can be reproduced in another process.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from steppe.core.contracts.env import SegmentEnv
 from steppe.core.contracts.errors import EnvironmentFault
 from steppe.core.contracts.segment import Segment
 
-MAX_ACTION_BYTES = 16 << 20  # of actions, where the world cannot be read
+MAX_ACTION_BYTES = 16 << 20  # limit of the action log of an environment that cannot be snapshotted
 
 SaveFault = Callable[[Tree], dict[str, str]]
 
 
 class ActionLog:
-    """Holds the newest beginning: the packed state after a segment, or the seeds of a reset (see `begin`).
+    """Keep the newest starting point (a segment's packed state, or a reset's seeds, see `begin`) and the actions since.
 
-    A world that can be read begins anew with every segment. Another one is followed from its seeds for as long as there is
-    room; after that from where it can be resumed, if it can.
+    With exact snapshots the log restarts at every segment. Otherwise it grows from the seeds up to MAX_ACTION_BYTES,
+    and then restarts from a segment's state, if the state can be resumed.
     """
 
     def __init__(self, actor: int, world: SegmentEnv, keep: SaveFault | None) -> None:
@@ -34,20 +34,20 @@ class ActionLog:
         self._whole = True
 
     def begin(self, *, after: int | None) -> None:
-        """Every environment is reset with the seeds that the actor begins with, or goes on with `after` a segment."""
+        """Restart the log at a reset: with the actor's initial seeds, or with its seeds `after` a segment."""
         self._start({"after": after})
 
     def resume(self, state: bytes | None) -> None:
-        """The world was brought where it was after the segment that left this state."""
+        """Restart the log at the packed state that a segment left, to which the environments were restored."""
         self._start({"state": state})
 
     def lost(self) -> None:
-        """From here on nobody can say how it began: it was reset without seeds, or the way was too long."""
+        """Mark the starting point as unknown: the reset was unseeded, or the log grew too long."""
         self._start({"after": None})
         self._whole = False
 
     def record_segment(self, segment: Segment, *, resumable: bool) -> None:
-        """A segment was collected; `resumable` says whether its state holds the world."""
+        """Append a collected segment's actions; `resumable` says whether its state includes an environment snapshot."""
         if self._keep is None:
             return
         actions = segment["action"]
@@ -61,7 +61,10 @@ class ActionLog:
             self.lost()
 
     def attach_to(self, error: EnvironmentFault, actions: np.ndarray | None) -> EnvironmentFault:
-        """The fault with word of where it was written down; `actions` are those of the segment under way."""
+        """Save the log and return the fault with the command that reproduces it.
+
+        `actions` are those of the segment in progress. If the log cannot be written, the fault's message says why.
+        """
         if self._keep is None:
             return error
         try:

@@ -1,4 +1,4 @@
-"""The actor: a world and a policy become segments; newer weights are adopted between segments."""
+"""The actor: collects segments with an environment and a policy, and adopts newer weights between segments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REPORT_EVERY_S = 0.5
 
 
 class Actor:
-    """One actor's life. `sequence` numbers its segments from 0; `epoch` counts its restarts."""
+    """Collect segments until asked to stop. `sequence` numbers the segments from 0; `epoch` counts restarts."""
 
     def __init__(
         self,
@@ -54,19 +54,22 @@ class Actor:
         self.done = False
         self.index, self.epoch, self.sequence = index, epoch, 0
         self.version = -1
-        self.env_steps = self.episodes = 0  # of whole segments, over all lives
+        self.env_steps = self.episodes = 0  # of complete segments, restarts included
         self.pending: Segment | None = None
         self.world, self.policy, self.gate, self.context = world, policy, gate, context
         self.phases = PhaseTimer("env", "policy", "blocked", "other")
         self._obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         self._begun = False
-        self._reported_episodes = 0  # of its episodes, how many are in a report
-        self.quota: EpisodeQuota | None = None  # where the run is to play so many episodes and no more
+        self._reported_episodes = 0  # how many of `episodes` were reported
+        self.quota: EpisodeQuota | None = None  # set if the run has an episode limit
         self._trail = ActionLog(index, world, keep_fault)
         self._reported_s = context.clock()
 
     def step(self) -> bool:
-        """Adopt newer weights, collect one segment if the gate is open, hand it over if there is room."""
+        """Adopt newer weights, collect a segment if the collect policy allows it, and offer it to the channel.
+
+        Returns whether there was progress.
+        """
         if self.context.asked() == PAUSE:
             self.phases.switch("blocked")
             return False
@@ -80,32 +83,32 @@ class Actor:
         self.pending, self.sequence = None, self.sequence + 1
         self.done = self.context.ending
         self._report_if_due()
-        self.phases.switch("blocked")  # whatever happens until the next step is not this role's work
+        self.phases.switch("blocked")  # time until the next step is not this role's work
         return True
 
     def run(self) -> None:
-        """Collect until the end comes, in the caller's thread."""
+        """Collect in the caller's thread until the actor is asked to stop."""
         run_role(self)
 
     def update_weights(self) -> bool:
-        """Act with newer weights from now on; False when there are none."""
+        """Adopt newer weights; return False if there are none."""
         newer = self.context.weights.newer_than(POLICY, self.version)
         if newer is not None:
             self.adopt(newer)
         return newer is not None
 
     def adopt(self, weights: Weights) -> None:
-        """Act with these from now on."""
+        """Act with these weights from now on."""
         self.policy.load(weights)
         self.version = weights.version
 
     def collect(self) -> Segment | None:
-        """T steps of every environment; None without memory for them, or when asked to stop on the way."""
+        """Collect T steps of every environment; return None without a free segment, or if the actor must stop."""
         segment = self.context.channel.blank(self.index)
         return segment if segment is not None and self.fill(segment) else None
 
     def fill(self, segment: Segment) -> bool:
-        """Write T steps of every environment into a segment, with header and state; False when asked to stop on the way."""
+        """Fill a segment with T steps of every environment, header and state; return False if asked to stop."""
         assign_curriculum_stages(self.world, self.policy)
         self._begin()
         started_s = self.context.clock()
@@ -136,7 +139,7 @@ class Actor:
         return True
 
     def state(self) -> Tree:
-        """This actor after the segment it has just collected, as far as its world can be written down."""
+        """Return the state after the newest segment; "world" is None if the environment cannot be snapshotted."""
         quota = {} if self.quota is None else {"quota": self.quota.state()}
         return {
             "env_steps": self.env_steps,
@@ -149,7 +152,7 @@ class Actor:
         }
 
     def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
-        """Go on after segment `sequence`: exactly where the world allows it, otherwise with new episodes from `seeds`."""
+        """Continue after segment `sequence`: from its snapshot if possible, else with new episodes from `seeds`."""
         self.sequence = sequence + 1
         known = codec.unpack(state) if state is not None else {}
         self.env_steps, self.episodes = known.get("env_steps", 0), known.get("episodes", 0)
@@ -175,7 +178,7 @@ class Actor:
             self.quota.restore(known["quota"], exact=exact)
 
     def close(self) -> None:
-        """Say goodbye on the board and close the environments."""
+        """Report the final state and close the environments."""
         try:
             self._report("stopped")
         finally:
@@ -195,7 +198,7 @@ class Actor:
             raise self._trail.attach_to(fault, None) from fault.__cause__
 
     def _step(self, segment: Segment, t: int) -> None:
-        """Act once. What a policy or an environment raises after a NaN is better explained by the NaN."""
+        """Step every environment once. On an exception, report a non-finite value first: it is the likelier cause."""
         if self.quota is not None and self.quota.exhausted:
             self.quota.blank(segment, t)
             return
@@ -219,7 +222,7 @@ class Actor:
         return f"{self.name}, segment {self.sequence}"
 
     def report_if_silent(self, limit_s: float) -> None:
-        """Show life where there was nothing to report for so long."""
+        """Post a report if none was posted for `limit_s` seconds."""
         if self.context.clock() - self._reported_s >= limit_s:
             self._report("paused" if self.context.asked() == PAUSE else "running")
 
@@ -241,7 +244,7 @@ class Actor:
             version=self.version,
             sequence=self.sequence,
             env_steps=self.env_steps,
-            episodes=finished[:num_new],  # none of a segment that was given up
+            episodes=finished[:num_new],  # none of an abandoned segment
             total_episodes=self.episodes,
             agent_returns={} if shares is None else mean_returns_by_agent(self.world.spec.agents, shares),
             phases=dict(self.phases.seconds),
@@ -255,6 +258,6 @@ class Actor:
 
 
 def env_seeds(seed: int, actor: int, *, after: int | None = None) -> np.random.SeedSequence:
-    """What an actor's environments are seeded with: at its beginning, or for new episodes `after` one of its segments."""
+    """Return the seeds of an actor's environments: the initial ones, or those for new episodes `after` a segment."""
     again = () if after is None else ("again", after)
     return seeding.seed_sequence(seed, "actor", actor, "env", *again)

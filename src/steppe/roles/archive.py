@@ -1,4 +1,4 @@
-"""What the manager leaves in the run's directory: curves, best and final weights, recordings."""
+"""The manager's files in the run directory: curves, best and final weights, videos."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steppe.roles.evaluation import Evaluation
 
 
 class RunArchive:
-    """The manager's Archive on a run directory. On a full disk, what the run is judged by waits until there is room."""
+    """The manager's Archive in a run directory. If the disk is full, writes of weights are retried later."""
 
     def __init__(self, directory: RunDirectory, keep: int) -> None:
         self._directory = directory
@@ -27,11 +27,11 @@ class RunArchive:
 
     @property
     def written(self) -> Mapping[str, int]:
-        """Topic → number of the newest report in the curves, those of an earlier manager included."""
+        """Topic → number of the newest recorded report, those of an earlier manager included."""
         return self._recorder.written
 
     def best_score(self) -> float:
-        """What the best weights that were kept had reached; minus infinity before there are any."""
+        """Return the score of the best saved weights, or minus infinity if there are none."""
         try:
             best = self._checkpoints.best()
         except DamagedFile:
@@ -39,7 +39,7 @@ class RunArchive:
         return float(best.counters["score"]) if best else -math.inf
 
     def record(self, report: Report, number: int) -> None:
-        """Add a report, with its number on the Board, to the curves."""
+        """Add a report to the curves, with its number on the Board."""
         self._recorder.record(report, number)
         self._flush_pending_writes()
 
@@ -48,11 +48,11 @@ class RunArchive:
         self._write_when_possible("best", lambda: self._checkpoints.save_best(weights, score))
 
     def save_result(self, weights: Weights) -> None:
-        """The weights the run is judged by: what `steppe eval` and `steppe.load` take."""
+        """Save the run's final weights, which `steppe eval` and `steppe.load` use."""
         self._write_when_possible("result", lambda: save_weights(self._directory.result, weights))
 
     def save_video(self, evaluation: Evaluation, version: int) -> str | None:
-        """Write the frames as a GIF; returns its path within the run, or None without room for it."""
+        """Write the frames as a GIF; return its path relative to the run directory, or None if the disk is full."""
         path = self._directory.recordings / f"version-{version:08d}.gif"
         try:
             with raising_disk_full(path):
@@ -62,7 +62,7 @@ class RunArchive:
         return str(path.relative_to(self._directory.path))
 
     def close(self) -> None:
-        """Write what is still owed; DiskFull when there is no room for the weights that the run is judged by."""
+        """Flush pending writes. Raises DiskFull if the best or the final weights cannot be written."""
         self._flush_pending_writes()
         self._recorder.close()
         if self._owed:

@@ -1,4 +1,4 @@
-"""What a runtime gives a role: its links to the others, the run's clock, and word of when to end."""
+"""What a runtime passes to a role: links to other roles, the run's clock, and control requests."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from steppe.core.system.timing import RunClock
 from steppe.records.telemetry.tracing import RecordSpan, make_span_recorder
 
 CommandReader = Callable[[int], Sequence[tuple[int, dict[str, Any]]]]
-RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # go on; with new episodes; rest; end in good order; end now
+RUN, RESTART, PAUSE, FINISH, STOP = range(5)  # continue; with new episodes; wait; end gracefully; end now
 POLICY = "policy"  # the name under which weights are published
 _IDLE_SLEEP_S = 0.001
 
 
 @dataclass
 class Context:
-    """A role's whole world outside itself. Nothing in it tells which runtime it is on."""
+    """Everything that a role can reach outside itself. It does not reveal the runtime."""
 
     run: str
     name: str  # of the role: "learner", "actor-3"
     channel: Channel
     weights: WeightStore
     board: Board
-    asked: Callable[[], int]  # one of the words above
+    asked: Callable[[], int]  # RUN, RESTART, PAUSE, FINISH or STOP
     clock: RunClock
     trace_spans: int = 0
-    epoch: int = 0  # how often the role has been started again
-    heartbeat: Callable[[], object] = lambda: None  # called at least once a step, so that a hung one is found
-    table: SharedTable | None = None  # what workers learn together
-    shelves: Sequence[RpcClient] = ()  # of the learner: to the replay roles, where there are some
-    desk: RpcServer | None = None  # of a replay role: where the learner asks
-    commands: CommandReader = lambda after: ()  # those numbered above, where roles hear them
+    epoch: int = 0  # number of restarts of the role
+    heartbeat: Callable[[], object] = lambda: None  # called at least once per step, to detect a hung role
+    table: SharedTable | None = None  # the table that tabular workers share
+    shelves: Sequence[RpcClient] = ()  # of the learner: clients of the replay roles, if any
+    desk: RpcServer | None = None  # of a replay role: receives the learner's requests
+    commands: CommandReader = lambda after: ()  # commands with a number above `after`, if roles receive any
     _spans: list[EventReport] = field(default_factory=list)
     _trace: RecordSpan | None = field(init=False)
 
@@ -44,16 +44,15 @@ class Context:
 
     @property
     def ending(self) -> bool:
-        """Whether the role has been asked to come to its end."""
+        """Whether the role was asked to end (FINISH or STOP)."""
         return self.asked() >= FINISH
 
     def event(self, kind: str, **details: object) -> None:
-        """Write something that happened into the event log."""
+        """Post an event to the event log."""
         self.board.post(EVENTS, EventReport(run=self.run, kind=kind, role=self.name, details=details).record())
 
     def span(self, phase: str, start_s: float, **details: object) -> None:
-        """Remember when a piece of work began and that it ended now, while there is room for it in the trace; and tell
-        whoever collects traces."""
+        """Record a span from `start_s` until now, up to `trace_spans` of them, and pass it to the tracer, if any."""
         if self.trace_spans > 0:
             self.trace_spans -= 1
             times = {"phase": phase, "start_s": start_s, "end_s": self.clock()}
@@ -62,14 +61,14 @@ class Context:
             self._trace(phase, self.clock() - start_s, details)
 
     def flush_spans(self) -> None:
-        """Post the remembered pieces of work."""
+        """Post the recorded spans to the event log."""
         for span in self._spans:
             self.board.post(EVENTS, span.record())
         self._spans.clear()
 
 
 def run_role(role: Role) -> None:
-    """Step a role to its end, for a caller with a thread for it; runtimes have ways of their own, by which it is woken."""
+    """Step a role to its end in the caller's thread. It polls while idle; runtimes use their own loops with wakeups."""
     while not role.done:
         if not role.step():
             time.sleep(_IDLE_SLEEP_S)

@@ -1,4 +1,4 @@
-"""Judging a policy: whole episodes, as many from each environment as from the next, so that short ones are not favoured."""
+"""Evaluate a policy over complete episodes, equally many per environment, so that short episodes are not favoured."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from steppe.core.system import seeding
 
 @dataclass
 class Evaluation:
-    """Returns and lengths by episode, and frames of the first environment's first episode where asked for.
+    """Returns and lengths of episodes, and frames of the first environment's first episode if recorded.
 
-    With several `agents`, `shares` has each one's part of every return, NaN where one was not there.
+    With several `agents`, `shares` holds each agent's return per episode, NaN if the agent was absent.
     """
 
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    terminated: list[bool] = field(default_factory=list)  # those that came to an end of their own, not by a time limit
+    terminated: list[bool] = field(default_factory=list)  # False: ended by a time limit or `max_steps`
     frames: list[np.ndarray] = field(default_factory=list)
     agents: tuple[str, ...] = ()
     shares: list[np.ndarray] = field(default_factory=list)
@@ -42,14 +42,14 @@ class Evaluation:
 
     @property
     def agent_returns(self) -> dict[str, float]:
-        """Mean return by agent; nothing where there is but one."""
+        """Mean return by agent; empty if there is only one."""
         return mean_returns_by_agent(self.agents, np.array(self.shares)) if self.shares else {}
 
 
 class Evaluator:
-    """A world for evaluating in. One judge evaluates many weights, each on episodes of its own.
+    """Evaluate successive weights of a policy in an environment, each with new episodes.
 
-    What is random in an evaluation depends on `seed` and the policy's version alone, not on evaluations before it.
+    The randomness of an evaluation depends only on `seed` and the policy's version, not on earlier evaluations.
     """
 
     def __init__(self, world: SegmentEnv, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
@@ -61,7 +61,7 @@ class Evaluator:
     def evaluate(
         self, episodes: int, stopping: Callable[[], bool], *, explore: bool = False, record: bool = False
     ) -> Evaluation | None:
-        """Play `episodes` whole episodes; None when told to stop on the way."""
+        """Play `episodes` complete episodes; return None if `stopping()` becomes true meanwhile."""
         result = Evaluation(agents=self.world.spec.agents)
         quota = np.full(self.world.num_envs, episodes // self.world.num_envs)
         quota[: episodes % self.world.num_envs] += 1
@@ -103,19 +103,19 @@ class Evaluator:
         return np.flatnonzero(self._row.ended[0])
 
     def _count_unfinished(self, result: Evaluation, quota: np.ndarray) -> None:
-        """Episodes that never end count with what they have after `max_steps`."""
+        """Count episodes that did not end within `max_steps` with their return so far."""
         for left, (total, length) in zip(quota, self.world.unfinished(), strict=True):
-            if left and length:  # an episode that has not begun says nothing
+            if left and length:  # an episode without a step has no return
                 result.returns.append(total)
                 result.lengths.append(length)
                 result.terminated.append(False)
 
 
 def act_in_env(policy: Policy, env: SegmentEnv, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-    """What a policy does in a world now; where the world says what is allowed, the policy is told, and whom agents hear."""
+    """Return the policy's action and recorded columns, given the environment's action and communication masks."""
     told: dict[str, np.ndarray] = {}
     masks = get_action_masks(env)
-    if masks is not None:  # that it takes them goes with asking for numbered states
+    if masks is not None:  # policies with index observations accept masks
         told["masks"] = masks
     if getattr(policy, "hears", False):
         told["comm_mask"] = get_comm_mask(env)
@@ -124,7 +124,7 @@ def act_in_env(policy: Policy, env: SegmentEnv, obs: np.ndarray, *, explore: boo
 
 
 def mean_returns_by_agent(names: tuple[str, ...], returns: np.ndarray) -> dict[str, float]:
-    """Mean return by agent over episodes [episodes, num_agents], without those in which it was not there."""
+    """Return the mean return by agent over episodes [episodes, num_agents], ignoring NaN (agent absent)."""
     there = ~np.isnan(returns)
     sums = np.where(there, returns, 0.0).sum(axis=0)
     return {name: float(sums[a] / there[:, a].sum()) for a, name in enumerate(names) if there[:, a].any()}

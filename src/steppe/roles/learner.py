@@ -1,4 +1,4 @@
-"""The learner: segments become weights. Takes what the intake gives, remembers, learns, publishes."""
+"""The learner: takes segments from the batch policy, stores them in the memory, learns, and publishes weights."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from steppe.roles.tuning import LiveHyperparameters
 
 REPORT_EVERY_S = 0.5
 POLL_COMMANDS_EVERY_S = 0.2
-WARN_EVERY_S = 1.0  # of refused segments
-MAX_REFUSED_BATCHES = 10  # intakes one after the other of which every segment was refused: then the run is over
+WARN_EVERY_S = 1.0  # least interval between warnings of refused segments
+MAX_REFUSED_BATCHES = 10  # the run fails after this many consecutive batches of which every segment was refused
 
 SaveCheckpoint = Callable[[Weights, Tree, dict[str, int | float]], None]
 
 
 class StopCondition(Protocol):
-    """Whether a run is over that has taken in and learned so much; `digesting`: there is more to learn from."""
+    """Whether the run ends at these counts; `digesting`: the memory has a batch to learn from."""
 
     def __call__(self, env_steps: int, updates: int, *, digesting: bool) -> bool: ...
 
 
 @dataclass(frozen=True)
 class RunLimits:
-    """When a run is over, how often weights go out at the latest, and how often they are written down."""
+    """When a run ends, and how often weights are published and checkpoints written."""
 
     steps: int | None = None
     episodes: int | None = None
-    publish_every: int | None = None  # updates; None: only when what was taken in is digested
-    ahead: int = 0  # rounds that actors collect meanwhile; 1: weights go out only when the next round is in
+    publish_every: int | None = None  # updates; None: only when the memory has no batch left
+    ahead: int = 0  # rounds that actors collect ahead; 1: weights are published when the next round has arrived
     checkpoint_every_s: float = math.inf
     checkpoint_every_episodes: int | None = None
-    stop_on_full_disk: bool = False  # otherwise the run goes on with the checkpoint before
-    ended: StopCondition | None = None  # where a run that is repeated ended, in place of the rest
+    stop_on_full_disk: bool = False  # otherwise the run continues and the previous checkpoint stays
+    ended: StopCondition | None = None  # replaces the other limits in a repeated run
 
 
 class Learner:
-    """Counts what it learned from; the run is over when its counts say so."""
+    """Learn until the counts of environment steps or episodes reach the run's limits."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class Learner:
         self.agent, self.memory, self.batch_policy = agent, memory, intake
         self.limits, self.save, self.context = limits, save, context
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
-        self.agent_steps: int | None = None  # counted where there are several agents in an environment
+        self.agent_steps: int | None = None  # counted if an environment has several agents
         self.phases = PhaseTimer("wait", "sample", "remember", "learn", "publish", "other")
         self.lags: Counter[int] = Counter()
         self._announced = False
         self._unpublished = 0
-        self._spent = False  # whether every actor has played its episodes
-        self._owed = False  # what was taken in is digested, and goes out with the next intake
-        self._acting: Weights | None = None  # what the next segments are collected with, a round ahead
+        self._spent = False  # whether every actor has used up its episode quota
+        self._owed = False  # whether weights are ready to be published when the next round arrives
+        self._acting: Weights | None = None  # newest published weights, kept with `ahead` for the checkpoint
         self._train_base_s = 0.0
         self._first_step_s = math.inf
         self._last_update_s = 0.0
@@ -86,11 +86,11 @@ class Learner:
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
         self.live_hyperparameters = LiveHyperparameters(agent)
-        self._heard, self._commands_polled_s = 0, -math.inf  # the newest command that was looked at, and when
+        self._heard, self._commands_polled_s = 0, -math.inf  # the newest command that was read, and when
         self._refused_batches, self._warned_s = 0, -math.inf
 
     def step(self) -> bool:
-        """Take in, learn from one batch, publish what has been digested: at most one of each."""
+        """Receive segments, learn from a batch and publish: at most once each. Returns whether there was progress."""
         if not self._announced:
             self.publish_initial()
         if self._over():
@@ -107,18 +107,18 @@ class Learner:
         if took or learned:
             self._publish_if_due()
             self._report_if_due()
-        self.phases.switch("wait")  # whatever happens until the next step is not this role's work
+        self.phases.switch("wait")  # time until the next step is not this role's work
         return took or learned
 
     def train(self) -> None:
-        """Learn until the run is over, in the caller's thread."""
+        """Learn in the caller's thread until the run ends."""
         run_role(self)
 
     def receive(self) -> bool:
-        """Take what the intake gives and remember it; False when that is nothing.
+        """Take segments from the batch policy and store them in the memory; return False if there are none.
 
-        Weights that are owed go out first, as the last intake made them: this one only says that every actor waits for
-        them. Which segments are collected with them does not depend on anyone's speed.
+        Pending weights are published first, without the new segments: the new round only shows that every actor waits
+        for them. So which segments are collected with which weights does not depend on the speed of any role.
         """
         segments = self.batch_policy.take(self.version)
         if segments and self._owed:
@@ -140,10 +140,10 @@ class Learner:
         return bool(segments)
 
     def _check(self, segments: list[Segment]) -> None:
-        """Empty the segments whose values cannot be learned from, and count them; their rounds go on.
+        """Clear and count the segments with invalid values; their rounds continue.
 
-        This is where segments come in from other processes, so it is where their values are checked: once, for all that
-        is computed from them. A run in which nothing else comes in is over.
+        Segments enter from other processes here, so their values are checked here, once. Raises NotFinite or RunFailed
+        if all segments of MAX_REFUSED_BATCHES consecutive batches were refused.
         """
         faults = [fault for segment in segments if (fault := self._fault(segment)) is not None]
         self._refused_batches = self._refused_batches + 1 if len(faults) == len(segments) else 0
@@ -152,7 +152,7 @@ class Learner:
             raise kind(f"everything that came in the last {MAX_REFUSED_BATCHES} times was refused: {faults[0]}")
 
     def _fault(self, segment: Segment) -> SteppeError | None:
-        """Why a segment was refused and emptied; None for a sound one."""
+        """Clear an invalid segment and return the reason; return None for a valid one."""
         try:
             self._require(segment)
         except SteppeError as fault:
@@ -168,11 +168,11 @@ class Learner:
         return None
 
     def _require(self, segment: Segment) -> None:
-        """Raise SteppeError unless every value of a segment can be learned from."""
+        """Raise SteppeError if a value of a segment is invalid."""
         require_segment(segment)
 
     def learn(self) -> Learned:
-        """One batch from the memory into the agent."""
+        """Sample a batch from the memory and update the agent with it."""
         self.phases.switch("sample")
         batch = self.memory.sample()
         self.phases.switch("learn")
@@ -189,7 +189,7 @@ class Learner:
         return learned
 
     def _observe(self, segment: Segment) -> None:
-        """Count what a segment holds and let the agent see it; nothing of it after the run's last episode."""
+        """Count a segment and pass it to the agent; rows after the run's last episode are invalidated."""
         if self.limits.episodes is not None:
             invalidate_after_episodes(segment, max(0, self.limits.episodes - self.episodes))
         self.env_steps += segment.env_steps
@@ -199,20 +199,20 @@ class Learner:
         self.agent.observe(segment, Progress(self.env_steps, self.limits.steps))
 
     def _has_experience(self, segments: Sequence[Segment]) -> bool:
-        """Whether there is anything in these segments; not where every actor has played its episodes."""
+        """Whether any row is valid; none is once every actor has used up its episode quota."""
         return self.limits.episodes is None or any(segment["valid"].any() for segment in segments)
 
     def _learn_batch(self, batch: Batch) -> Learned:
         return self.agent.learn(batch)
 
     def publish_initial(self) -> None:
-        """Publish what the run begins with: version 0, or what the actors of a resumed run had."""
+        """Publish the initial weights: version 0, or those that the actors of a resumed run had."""
         self.version = max(self.version, 0)
         self._publish(self._acting or self.stamped())
         self._announced = True
 
     def publish(self) -> None:
-        """Give the weights as they are now to everyone, under the next version."""
+        """Publish the current weights under the next version."""
         self.phases.switch("publish")
         started_s = self.context.clock()
         self.version += 1
@@ -222,7 +222,7 @@ class Learner:
         self.phases.switch("other")
 
     def store_weights(self) -> None:
-        """The same, for a reader who knows it by this name."""
+        """Alias of `publish`."""
         self.publish()
 
     def _publish(self, weights: Weights) -> None:
@@ -231,11 +231,18 @@ class Learner:
             self._acting = weights.copy()
 
     def _wants_data(self) -> bool:
-        """A round ahead, segments may be there at any time: when they are taken must not depend on that."""
+        """Whether to receive segments now.
+
+        With `ahead`, segments may arrive at any time. They are taken only when the memory has no batch left, so that
+        the result does not depend on their timing.
+        """
         return self.memory.wants_data() and not (self.limits.ahead and self.memory.ready())
 
     def _publish_if_due(self) -> None:
-        """Publish if it is time to."""
+        """Publish if the memory has no batch left, or after `publish_every` updates.
+
+        With `ahead`, the first case only marks the weights as pending until the next round arrives.
+        """
         if not self.memory.ready():
             if self.limits.ahead:
                 self._owed = True
@@ -245,7 +252,7 @@ class Learner:
             self.publish()
 
     def _end(self) -> None:
-        """No more steps. Weights that are owed are what the run is judged by; one that goes on from here owes them again."""
+        """End the run. Pending weights are published as its result, and stay pending for a resumed run."""
         if self._owed and not self.context.ending:
             acting = self._acting
             self.publish()
@@ -253,7 +260,7 @@ class Learner:
         self.done = True
 
     def stamped(self) -> Weights:
-        """The agent's weights with the learner's counters."""
+        """Return the agent's weights with the learner's counters."""
         return self.agent.weights().stamped(
             version=self.version,
             updates=self.updates,
@@ -268,14 +275,17 @@ class Learner:
         return self._train_base_s + max(0.0, self._last_update_s - self._first_step_s)
 
     def close(self) -> None:
-        """Write everything down one last time. What was not digested is not published: a resumed run digests it."""
+        """Write the last checkpoint and the final report. Batches left in the memory are learned by a resumed run."""
         try:
             self._save()
         finally:
             self._report(final=True)
 
     def checkpoint(self) -> None:
-        """Write down everything that the run's next update depends on, if there is room for it."""
+        """Write a checkpoint of everything that the next update depends on.
+
+        On a full disk, raise DiskFull if `stop_on_full_disk`, else post a warning and keep the previous checkpoint.
+        """
         self.phases.switch("other")
         try:
             self._save()
@@ -298,9 +308,9 @@ class Learner:
         self.context.span("checkpoint", started_s, version=self.version)
 
     def state(self) -> Tree:
-        """All but the weights and the counters: agent, memory, where each actor stands and what it has to act with.
+        """Return all but weights and counters: agent, memory, positions, states and newest weights of the actors.
 
-        Shares the memory's big columns, so it is to be saved at once.
+        The tree shares the memory's large columns, so save it before the next update.
         """
         state: Tree = {
             "agent": self.agent.state(),
@@ -315,7 +325,7 @@ class Learner:
         return state
 
     def restore(self, weights: Weights, state: Tree, counters: Mapping[str, Any]) -> None:
-        """Go on exactly from a checkpoint."""
+        """Restore a checkpoint exactly."""
         self.agent.load(weights)
         self.agent.restore(state["agent"])
         self.live_hyperparameters.restore(state.get("tuning"))
@@ -335,7 +345,7 @@ class Learner:
         if self.limits.ended is not None:
             return self.limits.ended(self.env_steps, self.updates, digesting=self.memory.ready())
         if self.memory.ready():
-            return False  # what was taken in is learned from first
+            return False  # learn from all received segments first
         steps, episodes = self.limits.steps, self.limits.episodes
         return (
             self._spent
@@ -344,7 +354,7 @@ class Learner:
         )
 
     def _poll_commands_if_due(self) -> None:
-        """Take over hyperparameters that were set since the last look, or since the checkpoint that the run goes on from."""
+        """Apply hyperparameters that were set since the last poll, or since the checkpoint of a resumed run."""
         if self.context.clock() - self._commands_polled_s < POLL_COMMANDS_EVERY_S:
             return
         self._commands_polled_s = self.context.clock()
@@ -354,7 +364,7 @@ class Learner:
                 self._set(command)
 
     def _set(self, command: Mapping[str, Any]) -> None:
-        """Learn with a command's values from the next update on."""
+        """Apply a command's values from the next update on, and report the outcome."""
         live = self.live_hyperparameters.wanted(command)
         self.live_hyperparameters.answer(
             self.context, command, live, self._counts(), refusal=self.live_hyperparameters.take(live)
@@ -400,7 +410,7 @@ class Learner:
         self._reported_s = self.context.clock()
 
     def report_if_silent(self, limit_s: float) -> None:
-        """Show life where there was nothing to report for so long."""
+        """Post a report if none was posted for `limit_s` seconds."""
         if self.context.clock() - self._reported_s >= limit_s:
             self._report(final=False)
 
@@ -409,7 +419,10 @@ class Learner:
         return channel.stats() if isinstance(channel, Checkpointable) else {}
 
     def _dropped(self, *, final: bool) -> dict[str, int]:
-        """Segments that nobody learned from, by cause. What was collected ahead of an end is collected again after it."""
+        """Count segments that were not learned from, by cause.
+
+        Segments collected ahead of the run's end are counted too; a resumed run collects them again.
+        """
         dropped = dict(self.batch_policy.ledger.dropped)
         if isinstance(self.context.channel, ValidatingChannel):
             dropped |= self.context.channel.dropped

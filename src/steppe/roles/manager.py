@@ -1,4 +1,4 @@
-"""The manager: evaluates the newest weights beside training, and records score and training results."""
+"""The manager: evaluates the newest weights during training, and records scores and reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RECORDED: dict[str, type[Report]] = {
 
 
 class Archive(Protocol):
-    """Where the manager writes: curves, the best weights, the weights the run ends with, recordings."""
+    """Where the manager writes: curves, best weights, final weights, videos."""
 
     @property
     def written(self) -> Mapping[str, int]: ...
@@ -41,9 +41,9 @@ class Archive(Protocol):
 
 
 class Manager:
-    """Looks at the run from outside: a slow evaluation never holds up the learner.
+    """Evaluate and record beside the learner, so that a slow evaluation never delays it.
 
-    One that is started again, in the same run or a resumed one, goes on where the one before it was.
+    A restarted manager, in the same run or a resumed one, continues where the previous one stopped.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Manager:
         self._seen_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
         self._max_share = config.max_share or (0.1 if target_return is None else 0.5)
-        self._next_allowed_s = 0.0  # when the next evaluation may begin
-        self._reached = False  # the target: the run is about to end, judged by the weights that came there first
+        self._next_allowed_s = 0.0  # earliest time of the next evaluation
+        self._reached = False  # whether the target return was reached: the run ends, and those weights are its result
         self._best = archive.best_score()
         self._cursors = dict.fromkeys(_RECORDED, 0) | dict(archive.written)
         self._recorded_s = 0.0
         self._earlier_evaluations = self._read_earlier_evaluations()
 
     def step(self) -> bool:
-        """Record what the others reported, and judge the newest weights when it is time."""
+        """Record new reports, and evaluate the newest weights if an evaluation is due."""
         asked = self.context.asked()
         if asked == STOP:
             self.done = True
@@ -85,14 +85,14 @@ class Manager:
             return recorded or self.done
         if self._seen_version < 0:
             self._restore_schedule(weights)
-        self._seen_version = weights.version  # what was not due once will not be later
+        self._seen_version = weights.version  # weights that were not due are not evaluated later
         if self.done or self._due(weights):
             self.judge(weights, final=self.done)
             return True
         return recorded
 
     def judge(self, weights: Weights, *, final: bool) -> None:
-        """Evaluate these weights and write the verdict down."""
+        """Evaluate these weights and record the result."""
         if self._judge is None:
             self._judge = self._make_evaluator()
         started, started_s = time.perf_counter(), self.context.clock()
@@ -100,7 +100,7 @@ class Manager:
         context = self.context
 
         def stopping() -> bool:
-            context.heartbeat()  # an evaluation may be long; only a step in it that does not end counts as hung
+            context.heartbeat()  # an evaluation may be long; only a step that does not return counts as hung
             return context.asked() == STOP if final else context.ending
 
         evaluation = self._judge.evaluate(
@@ -150,7 +150,7 @@ class Manager:
         self._record()
 
     def close(self) -> None:
-        """Record what is still unrecorded."""
+        """Record the remaining reports, and close the evaluation environment and the archive."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.archive.close)
             if self._judge is not None:
@@ -158,7 +158,7 @@ class Manager:
             self._record()
 
     def _read_earlier_evaluations(self) -> list[tuple[int, int]]:
-        """(env_steps, episodes) of the evaluations that an earlier manager of this run posted."""
+        """Return (env_steps, episodes) of the evaluations that an earlier manager of this run posted."""
         found: list[tuple[int, int]] = []
         after = 0
         while page := self.context.board.read(EVALUATIONS, after):
@@ -168,7 +168,7 @@ class Manager:
         return found
 
     def _restore_schedule(self, weights: Weights) -> None:
-        """Wait from the last evaluation that the weights at hand have behind them: a resumed run may have gone back."""
+        """Schedule from the last evaluation at or before these weights: a resumed run may have been rewound."""
         behind = [verdict for verdict in self._earlier_evaluations if verdict[0] <= weights.env_steps]
         if behind:
             self._schedule_after(*max(behind))
@@ -178,7 +178,7 @@ class Manager:
         self._next_episodes = episodes + (self.config.every_episodes or math.inf)
 
     def _due(self, weights: Weights) -> bool:
-        """Often enough by count, and not so often that evaluations take the cores from training."""
+        """Whether steps or episodes since the last evaluation suffice, within the evaluations' share of the time."""
         counted = weights.env_steps >= self._next_steps or weights.episodes >= self._next_episodes
         return counted and not self._reached and time.perf_counter() >= self._next_allowed_s
 
@@ -202,5 +202,5 @@ class Manager:
 
 
 def _is_curve_event(event: EventReport) -> bool:
-    """Numbers of callbacks, and the word that the run went back to a checkpoint."""
+    """Whether the curves need this event: a callback's metric, or a rewind to a checkpoint."""
     return event.kind == "metric" or is_rewind(event)

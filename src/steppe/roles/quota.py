@@ -1,7 +1,8 @@
-"""Episode quotas: a run that is to play N episodes counts those that end, and stops environments when theirs are played.
+"""Episode quotas: a run limited to N episodes counts them, and stops environments that have played their share.
 
-EpisodeQuota gives every environment of every actor an equal share. EpisodeClaims plays what a worker was given by the table
-that it shares with others. Where actors run free, in mode async, the learner hides what comes after the last episode.
+EpisodeQuota gives every environment of every actor an equal share. EpisodeClaims plays the episodes that a worker
+claimed from the shared table. In mode async, where actors run freely, the learner invalidates the rows after the last
+episode.
 """
 
 from __future__ import annotations
@@ -14,32 +15,32 @@ from steppe.core.contracts.segment import Segment, find_episode_ends
 
 
 class _EpisodeCounter:
-    """Counts the episodes of open environments. Steps of closed ones are written with `valid == False`; worlds that can
-    (`retire`) do not step them. Subclasses decide which are open."""
+    """Count the episodes of open environments. Steps of closed ones are written with `valid == False`; environments
+    that have `retire` do not step them. Subclasses decide which are open."""
 
     def __init__(self, world: SegmentEnv) -> None:
         self._world, self._num_agents = world, world.spec.num_agents
         self._open = np.zeros(world.num_envs, np.bool_)
-        self._counts: list[bool] = []  # of the episodes that the world has finished: whether each was counted
+        self._counts: list[bool] = []  # for each finished episode of the environment: whether it was counted
 
     def count(self, segment: Segment, t: int) -> None:
-        """Take the step that the world has just written: hide closed environments, count the episodes that ended."""
+        """Process the step that the environment has written: invalidate closed rows, count finished episodes."""
         valid = segment["valid"][t]
         cut = segment["terminated"][t] | segment["truncated"][t]
         closed = ~np.repeat(self._open, self._num_agents)
-        # A world may leave `valid` as it was in the segment before, where closed rows are hidden already.
+        # An environment may leave `valid` as it was in the previous segment, where closed rows are already invalid.
         over = find_episode_ends(valid | closed, cut, self._num_agents)
         self._counts += self._open[over].tolist()
         valid &= ~closed
         self._end(over)
 
     def counted_only(self, finished: list[tuple[float, int]]) -> list[tuple[float, int]]:
-        """Of the episodes that the world says have finished, those that were counted."""
+        """Return those of the environment's finished episodes that were counted."""
         counts, self._counts = self._counts[: len(finished)], self._counts[len(finished) :]
         return [episode for episode, counted in zip(finished, counts, strict=False) if counted]
 
     def _end(self, over: np.ndarray) -> None:
-        """Decide which environments are open after a step; `over`: where an episode ended, also a closed one."""
+        """Decide which environments are open after a step; `over`: where an episode ended, in closed ones too."""
         raise NotImplementedError
 
     def _retire(self) -> None:
@@ -49,7 +50,7 @@ class _EpisodeCounter:
 
 
 class EpisodeQuota(_EpisodeCounter):
-    """One actor's shares: an environment that has played its share is closed."""
+    """One actor's quota: an environment that has played its share of episodes is closed."""
 
     def __init__(self, total_episodes: int, actor: int, num_actors: int, world: SegmentEnv) -> None:
         super().__init__(world)
@@ -66,17 +67,17 @@ class EpisodeQuota(_EpisodeCounter):
         return not self._open.any()
 
     def state(self) -> Tree:
-        """What `restore` needs, in memory of its own."""
+        """Return a copy of what `restore` needs."""
         return {"played": self.played.copy(), "counts": list(self._counts)}
 
     def restore(self, state: Tree, *, exact: bool) -> None:
-        """Go on after `state`; `exact`: whether the world does too, with the episodes that it has not told of yet."""
+        """Restore `state`; `exact`: whether the environment was restored too, with its episodes not yet reported."""
         self.played[...] = state["played"]
         self._counts = [bool(counted) for counted in state["counts"]] if exact else []
         self._close()
 
     def blank(self, segment: Segment, t: int) -> None:
-        """Write a step in which nobody plays."""
+        """Write an invalid step that repeats the observations."""
         for name, column in segment.columns.items():
             if name != "obs" and t < len(column):
                 column[t] = name == "mask"
@@ -94,15 +95,13 @@ class EpisodeQuota(_EpisodeCounter):
 
 
 class EpisodeClaims(_EpisodeCounter):
-    """The episodes that a worker may still play. An environment begins one only if it is not taken by another environment;
-    until then it is closed."""
+    """The episodes that a worker may still play. An environment is closed until there is an episode for it."""
 
     def __init__(self, world: SegmentEnv) -> None:
         super().__init__(world)
-        self.left = 0  # episodes to play, those under way included
-        self._can_retire = hasattr(
-            world, "retire"
-        )  # otherwise closed environments go on, and open when their episode ends
+        self.left = 0  # episodes to play, those in progress included
+        # Without `retire`, closed environments keep stepping and can open when their episode ends.
+        self._can_retire = hasattr(world, "retire")
         self._at_start = np.ones(world.num_envs, np.bool_)
 
     @property
@@ -111,12 +110,12 @@ class EpisodeClaims(_EpisodeCounter):
         return self.left == 0
 
     def allow(self, num_episodes: int) -> None:
-        """Set how many episodes are left to play, those under way included."""
+        """Set how many episodes are left to play, those in progress included."""
         self.left = num_episodes
         self._admit(self._at_start & ~self._open)
 
     def unrestricted(self, num_rows: int) -> bool:
-        """Whether no environment can run out of episodes within so many rows of steps, so that nothing needs counting."""
+        """Whether no environment can run out of episodes within `num_rows` steps, so that counting is unnecessary."""
         return bool(self._open.all()) and self.left >= (num_rows + 1) * len(self._open)
 
     def _end(self, over: np.ndarray) -> None:
@@ -127,16 +126,16 @@ class EpisodeClaims(_EpisodeCounter):
             self._admit(over)
 
     def _admit(self, waiting: np.ndarray) -> None:
-        """Open as many of the environments that are about to begin an episode as there are episodes for."""
+        """Open as many environments at an episode start as there are episodes left."""
         free = self.left - int(np.count_nonzero(self._open))
         self._open[np.flatnonzero(waiting)[: max(0, free)]] = True
         self._retire()
 
 
 def invalidate_after_episodes(segment: Segment, episodes: int) -> None:
-    """Hide what comes after so many episodes of a segment, if it has as many: by time, then by environment.
+    """Set `valid` to False after the first `episodes` of a segment, ordered by time, then by environment.
 
-    Every environment keeps its rows up to its last episode that counts. The others are written with `valid == False`.
+    Every environment keeps its rows up to its last counted episode. A segment with fewer episodes is unchanged.
     """
     over = segment.ended
     rows, envs = np.nonzero(over)

@@ -1,7 +1,7 @@
-"""The parts by which a recorded async run is repeated: they take the place of gates, intake and weight store.
+"""Repeat a recorded async run: replacements for collect policy, batch policy and weight store.
 
-An actor collects each segment with the version that the log names, however far the learner has gone on by then; the learner
-takes the groups that the log names, in its order, and the hyperparameters that were set on the way. Everything else follows
+An actor collects each segment with the version in the log, however far the learner is by then. The learner takes the
+batches in the log in their order, and applies the hyperparameters that were set during the run. Everything else follows
 from these.
 """
 
@@ -23,7 +23,7 @@ from steppe.roles.scheduling import SequenceTracker
 
 @dataclass(frozen=True)
 class HyperparameterUpdate:
-    """Live hyperparameters that a recorded learner took over, and its counts just before the next step."""
+    """Live hyperparameters that a recorded learner applied, and its counts just before the next step."""
 
     values: Mapping[str, Any]
     env_steps: int
@@ -32,10 +32,10 @@ class HyperparameterUpdate:
 
 
 class RecordedSchedule:
-    """One life of a recorded run: the intakes, and the (env_steps, updates) at which it ended.
+    """One attempt of a recorded run: its batches, and the (env_steps, updates) at which it ended.
 
-    `early` is for a life that is to end before all of its intakes were taken. `changes` are those still to be made, oldest
-    first; the lives of a run share the list.
+    `early` allows the attempt to end before all its batches were taken. `changes` are the pending hyperparameter
+    updates, oldest first; the attempts of a run share the list.
     """
 
     def __init__(
@@ -48,31 +48,31 @@ class RecordedSchedule:
     ) -> None:
         self.intakes, self.end, self.early = intakes, end, early
         self.changes = [] if changes is None else changes
-        self.rest = list(reversed(intakes))  # those still to be taken, the next one last
+        self.rest = list(reversed(intakes))  # batches still to be taken, the next one last
         self._shelf: RetainingWeightStore | None = None
 
     def ended(self, env_steps: int, updates: int, *, digesting: bool) -> bool:
-        """Whether a learner that has come this far is where the recorded one ended.
+        """Whether a learner with these counts is where the recorded one ended.
 
-        Intakes of which everything was dropped change no count, but the actors have gone on by them: they are taken too.
+        Batches whose segments were all dropped change no count, but advance the actors, so they must be taken too.
         """
         here = env_steps >= self.end[0] and updates >= self.end[1]
         return here and (digesting or self.early or not self.rest)
 
     def retaining_store(self, newest: WeightStore) -> RetainingWeightStore:
-        """The shelf that actors and learner of the repeated life share; `newest` is for everyone else."""
+        """Return the weight store that actors and learner of the attempt share; other roles read `newest`."""
         if self._shelf is None:
             self._shelf = RetainingWeightStore(newest, self)
         return self._shelf
 
     def versions(self, actor: int) -> dict[int, int]:
-        """The version to collect each segment of an actor with, by sequence number."""
+        """Return the weights version of each segment of an actor, by sequence number."""
         rows = [row for intake in self.intakes for row in intake if row.actor == actor]
         return {row.sequence: row.version for row in rows}
 
 
 class RetainingWeightStore:
-    """A WeightStore that keeps every version until all the actors that need it have gone on to newer ones."""
+    """A WeightStore that keeps every version until all actors that need it have moved to newer ones."""
 
     def __init__(self, newest: WeightStore, script: RecordedSchedule) -> None:
         self._newest = newest
@@ -91,18 +91,18 @@ class RetainingWeightStore:
         return self._newest.newer_than(policy, version)
 
     def at(self, version: int) -> Weights | None:
-        """The weights of that version, once they are published."""
+        """Return the weights of that version, or None if they are not published yet."""
         return self._kept.get(version)
 
     def release_version(self, version: int, actor: int) -> None:
-        """That actor needs this version no more."""
+        """Note that the actor no longer needs this version, and drop it if no actor does."""
         self._readers[version].discard(actor)
         if not self._readers[version]:
             self._kept.pop(version, None)
 
 
 class RecordedCollectPolicy:
-    """One actor's gate and weight store: opens for a segment exactly when the actor has the version it needs."""
+    """One actor's collect policy and weight store: allows a segment exactly when the actor has the recorded version."""
 
     def __init__(self, actor: int, script: RecordedSchedule, shelf: RetainingWeightStore) -> None:
         self._actor, self._shelf = actor, shelf
@@ -127,7 +127,7 @@ class RecordedCollectPolicy:
 
 
 class RecordedLearner(Learner):
-    """A learner that takes over the hyperparameters of a script where the recorded one did."""
+    """A learner that applies live hyperparameters at the same counts as the recorded one."""
 
     changes: list[HyperparameterUpdate]
 
@@ -145,7 +145,7 @@ class RecordedLearner(Learner):
 
 
 class RecordedBatchPolicy:
-    """An intake that hands over the groups of a script, each when all its segments are there."""
+    """A batch policy that returns the recorded batches in order, each when all its segments have arrived."""
 
     def __init__(self, channel: Channel, script: RecordedSchedule) -> None:
         self.ledger = SequenceTracker()
@@ -170,7 +170,7 @@ class RecordedBatchPolicy:
     def _complete(self, intake: Sequence[Arrival], version: int) -> bool:
         missing = [row for row in intake if (row.actor, row.sequence) not in self._waiting]
         for row in missing:
-            if row.version > version:  # the learner rests until these arrive, so there will be no such version
+            if row.version > version:  # the learner waits for these segments, so it cannot reach this version
                 raise RunFailed(
                     f"the recorded run cannot be repeated here: segment {row.sequence} of actor {row.actor} was collected "
                     f"with version {row.version}, but this run has only come to version {version} by then"

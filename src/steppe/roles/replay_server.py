@@ -1,6 +1,6 @@
-"""A replay role: one buffer of the learner's replay in a place of its own, where one place's memory is not enough.
+"""The replay role: one shard of the learner's replay in its own process, if one process has too little memory.
 
-What it holds is written down with every checkpoint of the learner's, by itself; when it dies, the run resumes from there.
+It saves its shard itself at every checkpoint of the learner. If it dies, the run resumes from there.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from steppe.core.contracts.transport import RpcServer
 from steppe.core.io.codec import Buffer
 from steppe.roles.context import Context
 
-TAKE_S = 0.05  # how long a step waits for a question
+TAKE_S = 0.05  # how long a step waits for a request
 
 
 class RequestHandler(Protocol):
-    """What does what it is asked in messages."""
+    """Handles one encoded request and returns the encoded reply."""
 
     def answer(self, question: Buffer) -> bytes: ...
 
 
 class ReplayServer:
-    """Answers the learner until it is told to end."""
+    """Serve the learner's requests until asked to end."""
 
     def __init__(self, shelf: RequestHandler, desk: RpcServer, context: Context) -> None:
         self.name, self.done = context.name, False
         self._shelf, self._rpc_server, self._context = shelf, desk, context
 
     def step(self) -> bool:
-        """Answer one question. The end comes after the learner's: its last checkpoint needs this role."""
+        """Serve one request. This role ends after the learner, whose last checkpoint needs it."""
         question = self._rpc_server.take(TAKE_S)
         if question is None:
             self.done = self._context.ending
@@ -37,4 +37,4 @@ class ReplayServer:
         return True
 
     def close(self) -> None:
-        """There is nothing to write down: the learner asked for that."""
+        """Do nothing: the learner has already requested the last checkpoint."""

@@ -1,7 +1,7 @@
-"""Which version a segment may be collected with, and which segments the learner takes together.
+"""With which weights version an actor may collect a segment, and which segments the learner takes as a batch.
 
 This is what differs between the train modes. `sync` (and `single`, its case of one actor in the learner's process):
-Lockstep and Rounds. `async`: Free and Window.
+LockstepCollectPolicy and RoundBatchPolicy. `async`: FreeCollectPolicy and WindowBatchPolicy.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from steppe.records.arrivals import Arrival
 
 
 class CollectPolicy(Protocol):
-    """An actor asks before each segment."""
+    """Decides whether an actor may collect its next segment."""
 
     def open(self, sequence: int, version: int) -> bool:
         """Whether segment number `sequence` may be collected with weights `version`."""
 
 
 class LockstepCollectPolicy:
-    """Segment k only with version k, or, a round ahead of the learner, only with version k − 1 (0 for the first).
+    """Allow segment k only with version k, or, with `ahead` 1, only with version k − 1 (0 for the first).
 
-    For an actor that rounds went on without, k is the round that its segment is for.
+    For an actor that was left out of rounds, k is the round of the segment: its number plus the round offset `shift()`.
     """
 
     def __init__(self, ahead: int = 0, shift: Callable[[], int] = lambda: 0) -> None:
@@ -37,26 +37,25 @@ class LockstepCollectPolicy:
 
 
 class FreeCollectPolicy:
-    """Any segment with any version."""
+    """Allow any segment with any published version."""
 
     def open(self, sequence: int, version: int) -> bool:
         return version >= 0
 
 
 class SequenceTracker:
-    """The next sequence number expected of each actor, and the state it goes on from: nothing is learned twice, and a
-    gap is seen."""
+    """Track the next expected sequence number and the newest state of each actor, to drop repeated segments and count
+    missing ones."""
 
     def __init__(self) -> None:
         self.expected: dict[int, int] = {}
         self.states: dict[int, bytes | None] = {}
         self.dropped: Counter[str] = Counter()
-        self.round_offsets: dict[
-            int, int
-        ] = {}  # of actors that rounds went on without: the round, less the segment's number
+        # Of actors that were left out of rounds: round number minus sequence number.
+        self.round_offsets: dict[int, int] = {}
 
     def accept(self, segment: Segment) -> bool:
-        """Whether this segment is new; counts what is refused or missing."""
+        """Record a segment and return whether it is new; count repeated and missing segments."""
         header = segment.header
         assert header is not None
         expected = self.expected.get(header.actor, 0)
@@ -70,39 +69,39 @@ class SequenceTracker:
         return True
 
     def count_skipped(self, segment: Segment) -> None:
-        """Count a segment whose round went on without it; its actor goes on behind it."""
+        """Record a segment that came too late for its round; its actor continues after it."""
         self.dropped["left_out"] += self.accept(segment)
 
     def state(self) -> Tree:
-        """Everything, for a checkpoint."""
+        """Return the state for a checkpoint."""
         actors = [[actor, expected, self.states.get(actor)] for actor, expected in sorted(self.expected.items())]
         shifts = {"shifts": dict(self.round_offsets)} if self.round_offsets else {}
         return {"actors": actors, "dropped": dict(self.dropped), **shifts}
 
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self.expected = {actor: expected for actor, expected, _ in state["actors"]}
         self.states = {actor: kept for actor, _, kept in state["actors"]}
         self.dropped, self.round_offsets = Counter(state["dropped"]), dict(state.get("shifts", {}))
 
 
 class BatchPolicy(Protocol):
-    """The learner asks for the segments to learn from next."""
+    """Decides which segments the learner takes next."""
 
     ledger: SequenceTracker
 
     def take(self, version: int) -> list[Segment]:
-        """What is complete now, given that the learner is at `version`; empty when nothing is. The caller releases them."""
+        """Return a complete batch for a learner at `version`, or an empty list. The caller releases the segments."""
 
     def left(self) -> int:
-        """How many segments have come for rounds that were not taken; 0 where there are no rounds."""
+        """Return how many segments have arrived for later rounds; 0 without rounds."""
 
 
 class RoundBatchPolicy:
-    """Waits for one segment of every member and hands them over in the order of the actors; later ones wait their turn.
+    """Wait for one segment of every member and return them in the order of the actors; segments of later rounds wait.
 
-    All actors are members, until somebody decides that the rounds go on without one. One that shows up again is a member
-    of the round that is waited for; what it had collected for an earlier one is left out.
+    All actors are members until `part` removes one. A removed actor that sends again becomes a member of the current
+    round; segments that it collected for earlier rounds are dropped.
     """
 
     def __init__(self, channel: Channel, num_actors: int) -> None:
@@ -113,16 +112,16 @@ class RoundBatchPolicy:
 
     @property
     def round(self) -> int:
-        """The number of the round that is waited for."""
+        """The number of the current round."""
         known = self.ledger.expected
         return max(known.get(actor, 0) + self.ledger.round_offsets.get(actor, 0) for actor in range(len(self._waiting)))
 
     def part(self, actor: int) -> None:
-        """Go on without this actor."""
+        """Remove this actor from the rounds."""
         self.members.discard(actor)
 
     def join(self, actor: int) -> None:
-        """Wait for this actor again: its next segment is for the round that is waited for."""
+        """Add this actor to the rounds again: its next segment belongs to the current round."""
         self.ledger.round_offsets[actor] = self.round - self._due(actor)
         self.members.add(actor)
 
@@ -134,7 +133,7 @@ class RoundBatchPolicy:
             return []
         complete = [segments.popleft() for segments in members]
         for segment in complete:
-            self.ledger.accept(segment)  # not before: what a checkpoint counts as taken is never collected again
+            self.ledger.accept(segment)  # only now: segments counted in a checkpoint are never collected again
         return complete
 
     def left(self) -> int:
@@ -142,7 +141,7 @@ class RoundBatchPolicy:
         return sum(len(segments) for segments in self._waiting)
 
     def missing(self) -> list[int]:
-        """The actors that the round waits for."""
+        """Return the members whose segment of the current round has not arrived."""
         return [actor for actor in sorted(self.members) if not self._waiting[actor]]
 
     def _poll_channel(self) -> None:
@@ -162,20 +161,21 @@ class RoundBatchPolicy:
                 self._waiting[actor].append(segment)
 
     def _late(self, actor: int, version: int) -> bool:
-        """Whether the round that a segment was collected for has gone on without it."""
+        """Whether a segment collected with `version` is too late for its round."""
         always_there = actor in self.members and actor not in self.ledger.round_offsets
         return not always_there and version < self._version
 
     def _due(self, actor: int) -> int:
-        """The number of the actor's segment that is to come next."""
+        """Return the sequence number of the actor's next segment."""
         newest = self._waiting[actor][-1].header if self._waiting[actor] else None
         return self.ledger.expected.get(actor, 0) if newest is None else newest.sequence + 1
 
 
 class WindowBatchPolicy:
-    """Hands over what arrived within `window_s` of the first arrival, or sooner when every actor is there.
+    """Return what arrived within `window_s` seconds of the first arrival; earlier if every actor has sent a segment.
 
-    Segments collected more than `max_lag` versions ago are dropped and counted. `record` hears of every intake.
+    Segments collected more than `max_lag` versions ago are dropped and counted. `record` is called with every batch's
+    arrivals.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Hyperparameters that change while a run goes on: what a learner was told, what is in effect, and how workers hear of it.
+"""Live hyperparameters: values that commands change during a run, and how workers receive them.
 
-A learner takes values over between two updates. Where workers compute the gradients, it publishes all live values under the
-name SETTINGS just before the weights: who adopts those weights adopts the values with them, so every gradient that was made
-with one version of the weights was made with the same values.
+A learner applies values between two updates. If workers compute the gradients, it publishes all live values under the
+name SETTINGS just before the weights. A worker that adopts those weights adopts the values with them, so all gradients
+computed with one version of the weights use the same values.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from steppe.roles.context import Context
 
 SETTINGS = "settings"  # the name under which live values are published
 _RECORD_BYTES = 4_096
-_MAX_ANSWERED_IDS = 256  # ids of commands that were answered
+_MAX_ANSWERED_IDS = 256  # newest ids of answered commands that are remembered
 
 
 class LiveHyperparameters:
     """The live hyperparameters of one learner's agent."""
 
     def __init__(self, agent: Agent, live: Sequence[str] | None = None) -> None:
-        """`live` are the fields that may change now; None: those that a command says."""
+        """`live` are the fields that may change during the run; None: the command names them."""
         self._agent, self._live = agent, live
         config = getattr(agent, "config", None)
         self._began: Tree = {name: getattr(config, name) for name in live or () if hasattr(config, name)}
@@ -37,16 +37,16 @@ class LiveHyperparameters:
         self._answered: deque[str] = deque(maxlen=_MAX_ANSWERED_IDS)
 
     def is_new(self, command: Mapping[str, Any]) -> bool:
-        """Whether this command was not answered yet, in this life of the run or one before."""
+        """Whether this command was not answered yet, in this attempt of the run or an earlier one."""
         return command.get("id") is None or str(command["id"]) not in self._answered
 
     def wanted(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """What a command changes now; the rest of it waits for a restart."""
+        """Return the values that a command changes now; the others wait for a restart."""
         live = command.get("live", ()) if self._live is None else self._live
         return {name: value for name, value in command["values"].items() if name in live}
 
     def take(self, values: Mapping[str, Any]) -> str | None:
-        """Let the agent learn with these values from now on; returns why it does not, or None."""
+        """Apply these values to the agent; return the reason if the agent refuses them, else None."""
         if values and not isinstance(self._agent, Tunable):
             return f"{type(self._agent).__name__} takes over no hyperparameters while it learns"
         try:
@@ -65,20 +65,20 @@ class LiveHyperparameters:
         counts: Mapping[str, int],
         refusal: str | None = None,
     ) -> None:
-        """Write into the event log what became of a command, and with which update."""
+        """Post a command's outcome and the learner's counts to the event log."""
         about = {"id": command.get("id"), "command": SET, "values": command["values"], "live": sorted(live)}
         context.event("command", **about, **counts, obeyed=refusal is None, message=refusal)
         if command.get("id") is not None:
             self._answered.append(str(command["id"]))
 
     def state(self) -> Tree:
-        """For a checkpoint: what this life began with, what is in effect, and which commands led there."""
+        """Return the checkpoint's part: initial values of this attempt, values in effect, ids of answered commands."""
         return {"began": dict(self._began), "values": dict(self.values), "answered": list(self._answered)}
 
     def restore(self, state: Tree | None) -> None:
-        """Go on with the values that were in effect, but for those that the configuration has changed since.
+        """Restore the values that were in effect, except those that the configuration has changed since.
 
-        The agent was made from the configuration as it is now, and then took over the checkpoint's step size.
+        The agent was built from the present configuration, and then restored the checkpoint's learning rate.
         """
         if not state:
             return
@@ -94,7 +94,7 @@ class LiveHyperparameters:
             raise ConfigError(refusal)
 
     def record(self, version: int) -> Weights:
-        """The values in effect as they are published; the same size whatever they are."""
+        """Return the values in effect as weights to publish, padded to a fixed size."""
         data = json.dumps(self.values).encode()
         if len(data) > _RECORD_BYTES:
             raise ConfigError(f"the live hyperparameters take {len(data)} bytes, and {_RECORD_BYTES} can be published")
@@ -103,7 +103,7 @@ class LiveHyperparameters:
 
 
 def apply_live_hyperparameters(agent: Agent, record: Weights) -> None:
-    """Let a worker's agent compute gradients with what `Tuning.record` says."""
+    """Apply the values of `LiveHyperparameters.record` to a worker's agent."""
     values = json.loads(record.arrays()["values"].tobytes())
     config = getattr(agent, "config", None)
     changed = {name: value for name, value in values.items() if getattr(config, name, None) != value}

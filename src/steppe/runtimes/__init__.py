@@ -1,4 +1,4 @@
-"""Where roles live: `launch(plan, directory)` gives a Handle. Topology is data; every runtime builds the same roles."""
+"""Runtimes: `launch(plan, directory)` returns a Handle. Topology is data; every runtime builds the same roles."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HOMES = {
 
 
 def runtime_module(runtime: str) -> ModuleType:
-    """The module with `launch` of a runtime of ours."""
+    """Return the module with `launch` of a built-in runtime."""
     return importlib.import_module(f"{__name__}.{_HOMES[runtime]}")
 
 
 def find_launcher(runtime: str) -> Callable[..., Any]:
-    """The function that launches a plan: of a runtime of ours by name, or of the user's by `module:function`."""
+    """Return a runtime's launch function: of a built-in one by name, or of the user's by `module:function`."""
     if runtime in RUNTIMES:
         launch: Callable[..., Any] = runtime_module(runtime).launch
         return launch

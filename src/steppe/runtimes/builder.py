@@ -1,4 +1,4 @@
-"""All the wiring of a run in one place: from a plan's role and its context to the role itself."""
+"""Build the roles of a run: all wiring from a plan's role and its context to the role object."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ NO_MAX_LAG = 2**62  # versions
 
 @dataclass(frozen=True)
 class SuppliedComponents:
-    """Objects of the caller's that take the place of what the plan would build, where the roles share his process."""
+    """Objects of the caller that replace what the plan would build, for roles in the caller's process."""
 
     agent: Agent | None = None
     memory: Memory | None = None
-    script: RecordedSchedule | None = None  # of the recorded run that this one repeats
-    server: Any = None  # a ParameterServer, or a ParameterClient, that takes the workers' pushes
-    node: ParameterClient | None = None  # by which a node speaks to its cluster's server
+    script: RecordedSchedule | None = None  # schedule of the recorded run that this run repeats
+    server: Any = None  # a ParameterServer or ParameterClient that receives the workers' pushes
+    node: ParameterClient | None = None  # a cluster node's client of its parameter server
 
 
 def build_role(
     plan: Plan, role: RoleSpec, directory: RunDirectory, context: Context, parts: SuppliedComponents | None = None
 ) -> Role:
-    """The role that a plan describes, ready to step."""
+    """Build a role of the plan, ready to step."""
     parts = parts or SuppliedComponents()
     if role.kind == "manager":
         return _build_manager(plan, directory, context)
@@ -89,7 +89,7 @@ def build_role(
 
 
 def channel_spec(plan: Plan, agent: Agent | None = None) -> SegmentSpec:
-    """The memory of what goes through the channel: a segment, or a gradient, for which there must be an agent."""
+    """Return the layout of the channel's messages: a segment, or a gradient, whose size depends on the agent."""
     if not plan.config.by_gradients:
         return plan.segment
     made = agent or _make_agent(plan, "cpu")
@@ -103,7 +103,7 @@ def _make_agent(plan: Plan, device: str) -> Agent:
 
 
 def _resolve_device(plan: Plan, device: str) -> str:
-    """Where an agent computes; a table needs no torch to say so."""
+    """Resolve the agent's device, without importing torch for tabular agents."""
     if plan.config.agent.in_table:
         return device
     from steppe.algorithms.nn.device import resolve_device
@@ -126,7 +126,7 @@ def _build_actor(
 
 
 def _collecting_parts(plan: Plan, role: RoleSpec, channel: Channel) -> tuple[SegmentEnv, Agent, CollectPolicy]:
-    """What every role that collects has: its world, its policy, and when it may."""
+    """Build what every collecting role has: environment, policy and collect policy."""
     config = plan.config
     world = make_segment_env(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
     policy = _make_agent(plan, _resolve_device(plan, config.flow.actor_device))
@@ -137,7 +137,7 @@ def _collecting_parts(plan: Plan, role: RoleSpec, channel: Channel) -> tuple[Seg
 
 
 def _episode_quota(plan: Plan, role: RoleSpec, world: SegmentEnv) -> EpisodeQuota | None:
-    """An actor's share of the run's episodes. In mode async segments may be dropped, so the learner alone counts there."""
+    """Return an actor's episode quota; None in mode async, where the learner counts, as it may drop segments."""
     total = plan.config.episodes
     if total is None or plan.config.mode == "async":
         return None
@@ -145,7 +145,7 @@ def _episode_quota(plan: Plan, role: RoleSpec, world: SegmentEnv) -> EpisodeQuot
 
 
 def _resume_if_known(actor: Actor, seed: int) -> Actor:
-    """The actor where the channel knows that it, or another in its place, was; told in the event log."""
+    """Resume the actor after the last segment that the channel has of its index, and post that to the event log."""
     last = actor.context.channel.recall(actor.index)
     if last is not None:
         again = env_seeds(seed, actor.index, after=last[0])
@@ -207,7 +207,7 @@ def _build_gradient_learner(
 
 
 def _make_gradient_memory(plan: Plan, agent: Agent, directory: RunDirectory) -> GradientMemory:
-    """The store of a run whose server is its own."""
+    """Build the gradient memory of a run with its own parameter server."""
     from steppe.roles.gradients.learner import GradientMemory, make_server
 
     config, start = plan.config, Checkpoints(directory.start).latest()
@@ -227,7 +227,7 @@ def _make_gradient_memory(plan: Plan, agent: Agent, directory: RunDirectory) -> 
 def _make_server_gradient_memory(
     plan: Plan, agent: Agent, parts: SuppliedComponents, context: Context
 ) -> GradientMemory:
-    """The store of a run whose server is the caller's."""
+    """Build the gradient memory of a run that uses the caller's parameter server."""
     from steppe.roles.gradients.external_server import ServerGradientMemory
 
     rounds = bool(plan.config.params.in_rounds)
@@ -288,8 +288,8 @@ def _build_cluster_learner(
     save: SaveCheckpoint,
     context: Context,
 ) -> Learner:
-    """A learner that is one of a cluster's, by the caller's client where there is one."""
-    from steppe.roles.cluster.node import (  # the network's parts, which only these runs need
+    """Build a learner that is a cluster node, with the caller's client if there is one."""
+    from steppe.roles.cluster.node import (  # network modules that only these runs need
         ClusterNode,
         NodeLearner,
         connect,
@@ -302,7 +302,7 @@ def _build_cluster_learner(
 
 
 def _build_tabular_worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
-    from steppe.roles.tabular.worker import TabularWorker  # compiled parts, which only these runs need
+    from steppe.roles.tabular.worker import TabularWorker  # compiled modules that only these runs need
 
     config, life = plan.config, 0 if plan.resume is None else plan.resume + 1
     names = ("worker", role.index, context.epoch, life)
@@ -318,7 +318,7 @@ def _build_tabular_worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
 
 
 def _make_tabular_rollout(plan: Plan, agent: Any, names: tuple[str | int, ...]) -> TabularRollout:
-    """Environments and agent together: compiled where the game and the algorithm are, else in the fastest way there is."""
+    """Build a tabular worker's rollout: compiled if game and algorithm are, else the fastest possible one."""
     from steppe.roles.tabular.rollouts import (
         EpisodeTabularRollout,
         GameTabularRollout,
@@ -364,7 +364,7 @@ def _make_batch_policy(
         return RecordedBatchPolicy(context.channel, script)
     if plan.lockstep:
         return RoundBatchPolicy(context.channel, config.actors)
-    if config.by_gradients:  # each as it comes; how old one may be is for the store to say
+    if config.by_gradients:  # each push on arrival; the parameter server limits the staleness
         return WindowBatchPolicy(context.channel, config.actors, 0.0, NO_MAX_LAG, context.clock)
     window = WindowBatchPolicy(context.channel, config.actors, flow.window_s, flow.max_lag, context.clock)
     if log is not None:
@@ -399,7 +399,7 @@ def _make_checkpoint_saver(
                 counters = {**counters, "arrivals_bytes": log.mark(mark)}
             path = checkpoints.save(weights, state, counters)
         found = [file.stat() for file in path.rglob("*") if file.is_file()]
-        fresh = sum(file.st_size for file in found if file.st_nlink == 1)  # the rest is the checkpoint before's too
+        fresh = sum(file.st_size for file in found if file.st_nlink == 1)  # others are shared with an older checkpoint
         cost: dict[str, float] = {"size_bytes": sum(file.st_size for file in found), "new_bytes": fresh}
         cost["write_s"] = time.perf_counter() - started
         context.event("checkpoint", path=str(path.relative_to(directory.path)), **counters, **cost)
@@ -408,7 +408,7 @@ def _make_checkpoint_saver(
 
 
 def _open_arrival_log(plan: Plan, start: Checkpoint | None, directory: RunDirectory, context: Context) -> ArrivalLog:
-    """The log from where the run begins or goes on: what was taken in after the checkpoint will be taken in anew."""
+    """Open the arrival log, truncated to the checkpoint if the run resumes: later arrivals will be received again."""
     counters = start.counters if start is not None else {"arrivals_bytes": 0, "env_steps": 0, "updates": 0}
     length = int(counters.get("arrivals_bytes", -1))
     log = ArrivalLog(directory.arrivals, length, lambda words: context.event("note", message=words))
@@ -417,7 +417,7 @@ def _open_arrival_log(plan: Plan, start: Checkpoint | None, directory: RunDirect
 
 
 def load_start(agent: Agent, directory: RunDirectory) -> Agent:
-    """The agent as the run's directory says it begins: fresh, or with what another run or the caller taught it."""
+    """Load the run's initial weights and state into the agent, if another run or the caller supplied them."""
     start = Checkpoints(directory.start).latest()
     if start is not None:
         agent.load(start.weights)
@@ -433,7 +433,7 @@ def _build_manager(plan: Plan, directory: RunDirectory, context: Context) -> Man
 
 
 def make_evaluator(plan: Plan, policy: Agent, *, seed: int | None = None, render: bool = False) -> Evaluator:
-    """A judge for a policy: as many environments as episodes, up to 32."""
+    """Build an evaluator for a policy, with as many environments as episodes, up to 32."""
     config = plan.config
     seed = config.seed if seed is None else seed
     record = render or config.evaluation.record

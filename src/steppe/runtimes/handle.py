@@ -1,4 +1,7 @@
-"""Taking turns: how the roles of one process share it. `inline` has all roles in one process, `processes` mostly one."""
+"""Handles of launched runs, and the scheduler that steps the roles of one process in turn.
+
+`inline` has all roles in one process, `processes` mostly one role per process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from steppe.records.telemetry.tracing import shutdown_tracing as finish_traces
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a role ended early, in words for the user and fields for the record."""
+    """Why a role ended early: a message for the user, and details for the event log."""
 
     role: str
     reason: str
@@ -29,7 +32,7 @@ class Fault:
 
     @classmethod
     def of(cls, role: str, error: BaseException) -> Fault:
-        """The fault that an exception amounts to."""
+        """Convert an exception to a fault."""
         reason = error.reason if isinstance(error, RunFailed | Unreachable) else "error"
         message = str(error) if isinstance(error, SteppeError) else f"{type(error).__name__}: {error}"
         if any(isinstance(cause, MemoryError) for cause in _causes(error)):
@@ -46,34 +49,34 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class Handle(Protocol):
-    """A launched run, seen by whoever supervises it."""
+    """A launched run, as its supervisor controls it."""
 
     def advance(self, timeout_s: float) -> None:
-        """Let the roles work for about this long; returns early when one of them has ended."""
+        """Let the roles work for about `timeout_s`; return early when one of them has ended."""
 
     def ended(self, kind: str) -> bool:
-        """Whether every role of this kind has come to its end."""
+        """Whether every role of this kind has ended."""
 
     def faults(self) -> list[Fault]:
-        """The roles that ended early, first one first."""
+        """Return the faults of roles that ended early, oldest first."""
 
     def ask(self, kind: str, what: int) -> None:
-        """Tell all roles of a kind to RUN, PAUSE, FINISH or STOP (roles/context.py)."""
+        """Request all roles of a kind to RUN, PAUSE, FINISH or STOP (roles/context.py)."""
 
     def close(self, timeout_s: float) -> None:
-        """Bring down what is still up, by force after `timeout_s`, and leave nothing behind."""
+        """Stop all roles, by force after `timeout_s`, and release all resources."""
 
 
 @runtime_checkable
 class ScalableHandle(Protocol):
-    """What can change the number of a run's actors while it goes on."""
+    """A handle that can change the number of actors during the run."""
 
     @property
     def max_actors(self) -> int:
-        """How many actors there is room for; no more than there are where the mode does not allow others."""
+        """The largest number of actors; no more than the present number if the mode does not allow scaling."""
 
     def scale(self, num_actors: int) -> None:
-        """Have so many actors from now on; those that go hand over what they have finished. Returns at once."""
+        """Request `num_actors` actors and return at once. Dismissed actors first send their finished segments."""
 
 
 class CollectorHandle(Handle, Protocol):
@@ -86,18 +89,18 @@ class CollectorHandle(Handle, Protocol):
     def weights(self) -> WeightStore: ...
 
     def wait_for_segment(self, timeout_s: float) -> None:
-        """Let the actors work; returns when a segment may have come, or after about this long."""
+        """Let the actors work; return when a segment may have arrived, or after about `timeout_s`."""
 
 
 class RoleScheduler:
-    """Steps roles one after the other and closes each when it is done. One that raises is out, with a fault."""
+    """Step roles in turn and close each when it is done. A role that raises is removed, with a fault."""
 
     def __init__(self, roles: Sequence[Role]) -> None:
         self.live = list(roles)
         self.faults: list[Fault] = []
 
     def once(self) -> bool:
-        """One step each; whether any of them did something."""
+        """Step each role once; return whether any made progress."""
         busy = False
         for role in list(self.live):
             with self._blaming(role):
@@ -110,7 +113,7 @@ class RoleScheduler:
         return busy
 
     def close(self) -> None:
-        """Close the roles that are still live, whatever becomes of each."""
+        """Close the remaining roles; a failure of one does not keep the others from closing."""
         for role in list(self.live):
             with self._blaming(role):
                 self._close(role)
@@ -124,7 +127,7 @@ class RoleScheduler:
     def _blaming(self, role: Role) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - anything a role raises is told with its traceback, never swallowed
+        except Exception as error:  # noqa: BLE001 - any exception of a role is reported with its traceback
             role.done = True
             if role in self.live:
                 self.live.remove(role)
@@ -132,9 +135,9 @@ class RoleScheduler:
 
 
 def configure_torch(config: RunConfig) -> None:
-    """What every role needs for equal results: thread counts, and no denormals (Adam's step would take 13 × as long).
+    """Set thread counts for equal results, and disable denormals (Adam's step would take 13 × as long).
 
-    Agents with tables do without torch, so it is not imported for them.
+    Tabular agents do not use torch, so it is not imported for them.
     """
     if not config.agent.in_table:
         _configure_threads(config.flow.threads)
@@ -148,12 +151,12 @@ def _configure_threads(threads: int) -> None:
     torch.set_flush_denormal(True)
 
 
-_saved_thread_counts: list[tuple[int, list[int]]] = []  # the thread counts to give back, innermost last
+_saved_thread_counts: list[tuple[int, list[int]]] = []  # the thread counts to restore, innermost last
 
 
 @contextlib.contextmanager
 def temporary_torch_settings(threads: int, agent: AgentConfig | None = None) -> Iterator[None]:
-    """`prepare_torch` for a process that is not ours: settings are given back. May be nested."""
+    """Apply `configure_torch` in the caller's process and restore its settings afterwards. May be nested."""
     if agent is not None and agent.in_table:
         yield
         return
@@ -171,5 +174,5 @@ def temporary_torch_settings(threads: int, agent: AgentConfig | None = None) -> 
 
 
 def sleep_briefly() -> None:
-    """Wait for time itself (a window to close) when no role of this process has anything to do."""
+    """Sleep when no role of this process has work, for example until a batch window closes."""
     time.sleep(0.0005)

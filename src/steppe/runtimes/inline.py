@@ -1,4 +1,4 @@
-"""Everything in the caller's process, taking turns: the runtime for debuggers, lambdas and small problems."""
+"""The `inline` runtime: all roles in the caller's process, in turn; for debuggers, lambdas and small problems."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from steppe.transport.local import LocalChannel, LocalWeights
 
 
 def launch(plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None = None) -> InlineHandle:
-    """Build every role here; nothing moves until `advance`."""
+    """Build every role in this process; they work only during `advance`."""
     return InlineHandle(plan, directory, parts)
 
 
 class InlineHandle:
-    """The roles of a run in this process. Time that the manager takes is left out of the run's clock."""
+    """The roles of a run in this process. The run's clock excludes the manager's time."""
 
     def __init__(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None = None) -> None:
         self._asked = dict.fromkeys(("actor", "worker", "learner", "manager"), RUN)
@@ -45,7 +45,7 @@ class InlineHandle:
         prime_channel(self.channel, plan, directory)
         table: SharedTable | None = None
         if plan.config.mode == "workers" and not plan.config.by_gradients:
-            from steppe.transport.tables.shared import LocalTable  # compiled parts, which only these runs need
+            from steppe.transport.tables.shared import LocalTable  # compiled modules that only these runs need
 
             table = LocalTable()
         for spec in plan.roles:

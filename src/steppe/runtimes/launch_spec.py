@@ -1,4 +1,4 @@
-"""What places on other ranks or nodes are told to run, and what they all do with it: build roles, take turns, tell faults."""
+"""LaunchSpec describes a run to processes on other ranks or nodes, which build its roles and report faults here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROLE_KINDS = ("actor", "worker", "learner", "manager", "replay")
 
 
 class LaunchSpec(msgspec.Struct, frozen=True):
-    """What a world is to run, as plain data."""
+    """A plan and its run directory as plain data, to send to the processes that run it."""
 
     config: dict[str, Any]
     spec: dict[str, Any]
@@ -49,19 +49,19 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     run: str
     directory: str
     script: references.Script | None = (
-        None  # where `__main__:name` is found, unless the ranks run that script themselves
+        None  # the file that `__main__:name` refers to, unless the ranks run that script themselves
     )
     host: str = ""
-    clock_s: float = 0.0  # on that host, when the order was given
+    clock_s: float = 0.0  # monotonic clock of that host when the spec was sent
 
     @classmethod
     def of(cls, plan: Plan, directory: RunDirectory, script: references.Script | None) -> LaunchSpec:
-        """The order to run this plan in this directory."""
+        """Return the spec of this plan in this directory."""
         path = str(directory.path.resolve())
         return cls(flatten(plan.config), asdict(plan.spec), plan.resume, directory.id, path, script)
 
     def stamped(self) -> LaunchSpec:
-        """The same, given now and here."""
+        """Return a copy stamped with this host and its present clock."""
         return msgspec.structs.replace(self, host=socket.gethostname(), clock_s=time.monotonic())
 
     @property
@@ -70,12 +70,12 @@ class LaunchSpec(msgspec.Struct, frozen=True):
         return msgspec.convert(self.spec, EnvSpec)
 
     def plan(self) -> Plan:
-        """The same plan again."""
+        """Rebuild the plan."""
         plan = make_plan(unflatten(self.config), self.env_spec)
         return replace(plan, resume=self.resume)
 
     def clock(self) -> RunClock:
-        """The clock of the host where the order was given; on another one, as exact as the order came quickly."""
+        """Return the clock of the sending host; on another host it is late by the time that the spec was in transit."""
         clock = RunClock()
         if self.host != socket.gethostname():
             clock.exclude(time.monotonic() - self.clock_s)
@@ -83,7 +83,7 @@ class LaunchSpec(msgspec.Struct, frozen=True):
 
 
 def open_directory(directory: str, worker_slot: str) -> RunDirectory:
-    """The run's directory as a place on any host sees it, with the place's output going to its log."""
+    """Open the run directory on this host, and redirect the process's output to the worker slot's log."""
     path = Path(directory)
     if not path.is_dir():
         host = socket.gethostname()
@@ -108,9 +108,10 @@ def build_roles(
     board: Board | None = None,
     commands: CommandReader | None = None,
 ) -> list[Role]:
-    """The roles of one place; `asked` says what a kind of role is to do, `board` takes the place of the directory's.
+    """Build the roles of one worker slot.
 
-    Without `commands`, those that were posted in the run's directory.
+    `requested` returns the control request for a kind of role. `board` defaults to the run directory's, and `commands`
+    to those posted there.
     """
     from steppe.runtimes.builder import build_role
 
@@ -132,7 +133,7 @@ def _bind_kind(asked: Callable[[str], int], kind: str) -> Callable[[], int]:
 
 
 def post_faults(run: RunDirectory, worker_slot: str, faults: list[Fault]) -> None:
-    """Put what went wrong at a place into the event log; on a full disk, whoever supervises it hears of it besides."""
+    """Post the faults of a worker slot to the event log; on a full disk they only reach the supervisor."""
     with contextlib.suppress(DiskFull):
         for fault in reversed(faults):
             details = {"place": worker_slot, "reason": fault.reason, "message": fault.message, "details": fault.details}
@@ -141,5 +142,5 @@ def post_faults(run: RunDirectory, worker_slot: str, faults: list[Fault]) -> Non
 
 
 def import_path() -> list[str]:
-    """Where this process finds modules, for another one to find the same."""
+    """Return this process's module search path, for another process."""
     return [entry or os.getcwd() for entry in sys.path]

@@ -1,7 +1,8 @@
-"""How much memory a run needs, estimated before anything is made of it, and refused where the machine has less.
+"""Estimate a run's memory before anything is allocated, and refuse the run if the machine has less.
 
-The command line, the Python API and the service ask here. The service does not open environments: it asks with the smallest
-world that a request may be about (`least_spec`), and the run's own process asks again with the real one.
+The command line, the Python API and the service use it. The service does not open environments: it estimates with the
+smallest environment that a request may mean (`smallest_env_spec`), and the run's own process checks again with the real
+one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentS
 from steppe.replay import factory
 from steppe.runtimes.plan import segment_spec
 
-_BYTES_PER_WEIGHT = 4  # bytes of a weight
+_BYTES_PER_WEIGHT = 4
 _LEARNER_COPIES = 9  # parameters, gradient, two moments, a target network with its gradient, three publications
 _ACTOR_COPIES = 2  # parameters and gradient
 
@@ -24,10 +25,10 @@ _ACTOR_COPIES = 2  # parameters and gradient
 def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> None:
     """Raise ConfigError, with the estimate and what the machine has, unless the run fits into its memory.
 
-    `replay` is False where the caller has one already.
+    `replay` is False if the caller already has a replay buffer.
     """
     if config.ray.address is not None:
-        return  # other machines' memory
+        return  # the run uses other machines' memory
     agent, envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
     segment = segment_spec(agent, spec, envs)
     seats = config.flow.max_actors or config.actors
@@ -49,7 +50,7 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
 
 
 def smallest_env_spec(config: RunConfig) -> EnvSpec:
-    """The smallest world that an environment may be, by its name alone: images where they are resized, else one number."""
+    """Return the smallest spec that the configuration allows: the image size if images are resized, else one number."""
     world = config.environment.resolve_defaults(config.env)
     obs = FieldSpec("obs", (1,), "float32")
     if world.resize:
@@ -68,13 +69,13 @@ def _network_bytes(agent: AgentConfig, spec: EnvSpec, num_actors: int) -> int:
     cell = getattr(agent, "cell_size", None) or 0
     count += 4 * cell * (layers[-1] + cell)
     channels = getattr(agent, "channels", 0)
-    count += 200 * channels * channels  # convolutions, memory and messages of dhc
+    count += 200 * channels * channels  # DHC's convolutions, recurrent cell and communication
     towers = 2 if agent.memory == "rollout" and not spec.is_image else 1
     return _BYTES_PER_WEIGHT * towers * count * (_LEARNER_COPIES + _ACTOR_COPIES * (num_actors + 1))
 
 
 def _input_width(spec: EnvSpec) -> int:
-    """The width of what the first layer sees; images come through convolutions that leave a twelfth of each side."""
+    """Return the input width of the first layer; convolutions reduce each side of an image to a twelfth."""
     if not spec.is_image:
         return math.prod(spec.obs.shape)
     return 64 * math.prod(max(1, side // 12) for side in spec.obs.shape[1:])
@@ -88,13 +89,13 @@ def _replay_bytes(agent: AgentConfig, segment: SegmentSpec, num_actors: int) -> 
 
 
 def _segment_bytes(config: RunConfig, segment: SegmentSpec, seats: int) -> int:
-    """Those under way, and one more of each writer: where it is collected, or what it is copied into."""
+    """Return the bytes of segments in flight, and of one more per writer, into which it collects or copies."""
     slots = 0 if config.by_gradients else config.flow.slots_per_actor or 1
     return segment.nbytes * (slots * seats + config.actors)
 
 
 def _batch_bytes(agent: AgentConfig, segment: SegmentSpec) -> int:
-    """The rows of one update with what every layer makes of them."""
+    """Return the bytes of one update's rows and their activations."""
     rows = getattr(agent, "batch_size", 0) * (getattr(agent, "sequence_length", 1) + getattr(agent, "burn_in", 0))
     widths = sum(agent.hidden or ()) + (getattr(agent, "cell_size", None) or 0)
     return int(rows) * (2 * segment.obs.nbytes + 2 * _BYTES_PER_WEIGHT * widths)

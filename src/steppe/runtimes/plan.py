@@ -1,4 +1,4 @@
-"""Plan: which roles there are, where they live and how they are linked. Plain data, made without torch."""
+"""Plan: a run's roles, their worker slots and how they are linked. Plain data, made without torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec, SegmentSpec
 
 REPLAY = "replay"
-WRITERS = ("actor", "worker")  # the kinds of role that a place of its own may have many of
+WRITERS = ("actor", "worker")  # the kinds of role that a run may have many of, each in its own worker slot
 
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One role, and the name of the place it shares with others: one place is one process, taking turns."""
+    """One role and the name of its worker slot: the roles of one slot share a process and are stepped in turn."""
 
     kind: str  # actor | worker | replay | learner | manager
     index: int
@@ -37,8 +37,8 @@ class Plan:
     roles: tuple[RoleSpec, ...]
     lockstep: bool
     slots_per_actor: int
-    ahead: int = 0  # rounds that actors collect before the learner has caught up
-    resume: int | None = None  # number of the checkpoint to go on from
+    ahead: int = 0  # rounds that actors collect ahead of the learner
+    resume: int | None = None  # number of the checkpoint to resume from
 
     @property
     def num_envs(self) -> int:
@@ -47,28 +47,28 @@ class Plan:
 
     @property
     def num_rows(self) -> int:
-        """Their agents: what a policy acts for at once."""
+        """Rows per actor: environments times agents, for which a policy acts at once."""
         return self.segment.num_envs
 
     @property
     def channel_bytes(self) -> int:
-        """As far as is known before there is an agent: how large gradients are, it will say."""
+        """Bytes of the channel's segments; 0 for gradients, whose size is unknown before there is an agent."""
         return 0 if self.config.by_gradients else self.segment.nbytes * self.slots_per_actor * self.num_writers
 
     @property
     def num_writers(self) -> int:
-        """The actors that send segments, or workers that push gradients; those that share a table send nothing."""
+        """Number of actors that send segments, or workers that push gradients; 0 if workers share a table."""
         return len(self.writers)
 
     @property
     def writers(self) -> tuple[RoleSpec, ...]:
-        """The roles that write into the channel, in the order of their numbers."""
+        """The roles that write to the channel, by index."""
         kind = "worker" if self.config.by_gradients else "actor"
         return tuple(role for role in self.roles if role.kind == kind)
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The roles that a publication wakes."""
+        """The names of the roles that a publication wakes."""
         return tuple(role.name for role in self.writers)
 
     @property
@@ -78,23 +78,23 @@ class Plan:
 
     @property
     def can_host_learner(self) -> bool:
-        """Whether the learner can be in the caller's process: alone at its place, without a table or replay roles."""
+        """Whether the learner can run in the caller's process: alone in its slot, no shared table, no replay roles."""
         alone = len(self.places()["learner"]) == 1
         return self.config.runtime == "processes" and alone and not self.uses_table and not self.replay
 
     @property
     def replay(self) -> tuple[str, ...]:
-        """The roles that hold the learner's replay; none where it holds that itself."""
+        """The names of the replay roles; empty if the learner holds its replay itself."""
         return tuple(role.name for role in self.roles if role.kind == REPLAY)
 
     def places(self) -> dict[str, tuple[RoleSpec, ...]]:
-        """The roles by place, in order."""
+        """Return the roles by worker slot, in order."""
         names = dict.fromkeys(role.place for role in self.roles)
         return {name: tuple(role for role in self.roles if role.place == name) for name in names}
 
 
 def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
-    """Fit the configuration to the world, check that they go together, and lay out the roles."""
+    """Resolve the configuration's defaults for the environment, check their compatibility, and define the roles."""
     config.agent.require(spec, config.algo)
     agent, num_envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
     environment = config.environment.resolve_defaults(config.env)
@@ -119,7 +119,7 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
 
 
 def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpec:
-    """The memory of one segment for a fitted agent in a world."""
+    """Return the layout of a segment, for an agent configuration with resolved defaults."""
     assert agent.segment_steps is not None, "an agent's configuration is fitted to a world first"
     rows, columns = num_envs * spec.num_agents, agent.columns(spec)
     return SegmentSpec(agent.segment_steps, rows, *spec.fields, columns, spec.num_agents)
@@ -137,8 +137,8 @@ def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
 
 
 def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:
-    """Workers, and in the learner's place the keeper of their table. On mpi a rank is a worker: the first one is besides
-    what the others have places of their own for."""
+    """Return the workers, the learner that owns their table, and the manager. On mpi every rank is a worker, and rank 0
+    is learner and manager as well."""
     on_mpi = config.runtime == "mpi"
     workers = tuple(
         RoleSpec("worker", index, "learner" if on_mpi and index == 0 else f"worker-{index}")
@@ -148,7 +148,7 @@ def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:
 
 
 def _require_table_memory(agent: AgentConfig, spec: EnvSpec) -> None:
-    """Raise, before anything is made, where the machine could not hold the table."""
+    """Raise, before anything is allocated, if the table does not fit into memory."""
     from steppe.algorithms.tabular.memory_limits import require_memory
 
     assert spec.num_states is not None, "agents with tables ask for numbered states"

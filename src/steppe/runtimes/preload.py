@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks, so that a role's process starts in a fraction of a second.
+"""Modules that the fork server imports before it forks, so that a role's process starts in a fraction of a second.
 
 Only imports: a fork after torch has run on several threads can hang.
 """
@@ -13,5 +13,5 @@ import steppe.runtimes.builder
 import steppe.transport.shm  # noqa: F401
 from steppe.core.system import blas
 
-blas.get_threads()  # finds the libraries once for all
-cpu_target.target_context.refresh()  # imports what the first compiled kernel would, in every process anew
+blas.get_threads()  # finds the BLAS libraries once for all processes
+cpu_target.target_context.refresh()  # imports what the first compiled kernel would import in every process

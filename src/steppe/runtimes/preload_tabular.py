@@ -1,4 +1,4 @@
-"""What the fork server imports for agents with tables: as in preload.py, without torch."""
+"""Modules that the fork server imports for tabular agents: as in preload.py, without torch."""
 
 from numba.core.registry import cpu_target
 

@@ -1,4 +1,4 @@
-"""Where a resumed run begins: the actors' places in the channel, as the checkpoint has them."""
+"""Restore the actors' positions in the channel from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from steppe.runtimes.plan import Plan
 
 
 class Primeable(Protocol):
-    """Whatever actors ask where to begin: a channel, or what is there before one."""
+    """A channel, or a substitute for it, from which actors learn where to resume."""
 
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None: ...
 
 
 def prime_channel(channel: Primeable, plan: Plan, directory: RunDirectory) -> None:
-    """Tell the channel what each actor had offered by the checkpoint that the plan goes on from, if it does."""
+    """Set each actor's last segment in the channel from the checkpoint that the plan resumes from, if any."""
     if plan.resume is None:
         return
     checkpoint = Checkpoints(directory.checkpoints, run=directory.key).at(plan.resume)

@@ -1,1 +1,1 @@
-"""A node of a cluster, and parameter servers in MPI and Ray."""
+"""A cluster node, and parameter servers over MPI and Ray."""

@@ -1,10 +1,10 @@
-"""A cluster that meets in an MPI world: every rank is a node, and the first one's process has the parameter server.
+"""A cluster over MPI: every rank is a node, and rank 0 hosts the parameter server.
 
-    QUESTION   any rank → the first    (number, method, request)
-    ANSWER     the first → that rank   (number, kind, answer or words, round)
+    REQUEST_TAG   any rank → rank 0      (number, method, request)
+    REPLY_TAG     rank 0 → that rank     (number, kind, reply or error message, round)
 
-A thread of the first rank answers while the rank itself trains, so the world has to allow threads. Nothing blocks for long:
-whoever waits looks for messages in growing pauses.
+A thread of rank 0 serves requests while the rank itself trains, so MPI must be initialized with THREAD_MULTIPLE. No
+call blocks for long: client and server poll for messages with exponential backoff.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.00005, 0.002
 
 
 class MpiClusterServer:
-    """Answers from a thread of this process, the first rank's."""
+    """Serve requests from a thread of rank 0."""
 
     def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> None:
         self._mpi = join_mpi_cluster(cluster)
@@ -61,18 +61,18 @@ class MpiClusterServer:
 
 
 class MpiClusterClient(PackedClient):
-    """Questions to the first rank, one at a time. They wait there until it answers, so none is ever asked twice."""
+    """Send requests to rank 0, one at a time. Requests are queued there until served, so they are never retried."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         super().__init__()
         self._mpi, self._cluster = join_mpi_cluster(cluster), cluster
-        self._asking, self._number = threading.Lock(), time.monotonic_ns()  # unlike those of a line before
+        self._asking, self._number = threading.Lock(), time.monotonic_ns()  # unlike an earlier client's numbers
 
     def is_serving(self) -> bool:
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the client holds no resources."""
 
     def _send(
         self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
@@ -92,7 +92,7 @@ class MpiClusterClient(PackedClient):
                 number, *said = msgspec.msgpack.decode(found[0])
                 if number == self._number:
                     return said
-                continue  # the answer to a question that was given up
+                continue  # the reply to an abandoned request
             if time.monotonic() >= until:
                 raise Unreachable(
                     "the first rank, which has the parameter server, does not answer: is it still training?"
@@ -102,7 +102,7 @@ class MpiClusterClient(PackedClient):
 
 
 def receive_message(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | None:
-    """A message that came, and from which rank; None when there is none."""
+    """Return an arrived message and its source rank, or None without blocking."""
     status = mpi.Status()
     message = mpi.COMM_WORLD.Improbe(source, tag, status)
     if message is None:
@@ -113,7 +113,7 @@ def receive_message(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | 
 
 
 def join_mpi_cluster(cluster: ClusterConfig) -> Any:
-    """The module MPI, with this process a rank of a world that is this cluster."""
+    """Initialize MPI and return its module. Raises unless the ranks match the nodes and threads are allowed."""
     mpi = import_mpi("multiple")
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise UsageError(

@@ -1,7 +1,8 @@
-"""A node of a cluster: a learner that exchanges what it learned with others through a parameter server.
+"""A cluster node: a learner that exchanges deltas or gradients with other nodes through a parameter server.
 
-With deltas it learns on its own, and every so often what it changed is combined with what the others did. With gradients
-every optimizer step is one of all nodes together: the server has the optimizer, and a step is a push and a pull.
+With deltas, each node learns on its own, and its parameter changes are combined with those of the others at intervals.
+With gradients, every optimizer step is one of all nodes together: the server has the optimizer, and a step is a push
+and a pull.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from steppe.roles.learner import Learner
 if TYPE_CHECKING:
     from steppe.params.from_cluster import AdamSettings
 
-CLUSTER_END = "cluster_end"  # the event with what the cluster has come to
-DEADLINE_GRACE_S = 2.0  # what a round's deadline is waited for beyond
-POLL_INTERVAL_S = 0.2  # between looks at whether the run is to end
-INITIAL_BACKOFF_S = 0.001  # between looks at whether the others have counted, at first
-MAX_MISSED_ROUNDS = 3  # rounds without result until nodes that step together give up
+CLUSTER_END = "cluster_end"  # the event with the cluster's final version and nodes
+DEADLINE_GRACE_S = 2.0  # how long to wait beyond a round's deadline
+POLL_INTERVAL_S = 0.2  # between checks whether the run must end
+INITIAL_BACKOFF_S = 0.001  # first pause between polls for the other nodes' sums
+MAX_MISSED_ROUNDS = 3  # rounds without a result until a node that exchanges gradients fails
 
 
 class ClusterNode:
-    """One agent's ties to the cluster. `ending`: asked while it waits for others, to wait no longer. `lent`: whether the client
-    is somebody else's, who closes it."""
+    """One agent's membership in the cluster. `ending` is polled while waiting for other nodes, to stop waiting. `lent`:
+    the caller owns the client and closes it."""
 
     def __init__(
         self,
@@ -50,15 +51,15 @@ class ClusterNode:
         assert config.node_id is not None, "a run's configuration was checked"
         self.config, self.agent, self.client, self.name = config, agent, client, config.node_id
         self.version = -1
-        self.counts = {"exchanges": 0, "missed": 0}  # rounds with a part in the result, and without
+        self.counts = {"exchanges": 0, "missed": 0}  # rounds with and without a result
         self._ending, self._lent = ending, lent
         self._entries = trainable_entries(agent)
         self._rounds, self._weighted, self._private = True, False, False
-        self._base = np.empty(0, np.float32)  # the parameters as the cluster had them when last heard of
+        self._base = np.empty(0, np.float32)  # the parameters last adopted from the cluster
         self._steps = self._updates = 0  # since the last exchange
 
     def join(self) -> None:
-        """Begin with what the cluster has learned so far; late joiners are welcome."""
+        """Register, and adopt the cluster's newest parameters. A node may join at any time."""
         self.client.register_worker(self.name)
         about, deltas = self.client.about(self.name), self.config.exchange == "deltas"
         if about["deltas"] != deltas or not (deltas or about["synchronous"]):
@@ -83,32 +84,32 @@ class ClusterNode:
                 self.agent.joint_sum = self.all_reduce_sum
 
     def leave(self) -> None:
-        """Let the others go on without this node."""
+        """Unregister, so that the other nodes do not wait for this one."""
         for tie in ("joint_step", "joint_sum"):
             if hasattr(self.agent, tie):
                 setattr(self.agent, tie, None)
         try:
             self.client.unregister_worker(self.name)
-        except Unreachable:  # they wait until the deadline of a round
+        except Unreachable:  # the others wait until a round's deadline
             self.counts["missed"] += 1
 
     def close(self) -> None:
-        """Leave, and close the connection if it is the node's own."""
+        """Leave the cluster, and close the client unless it is lent."""
         self.leave()
         if not self._lent:
             self.client.close()
 
     def learned(self, learned: Learned) -> bool:
-        """Count a learning step; whether there was an exchange after it."""
+        """Count a learning step, exchange deltas if due, and return whether an exchange took place."""
         self._steps += 1
         self._updates += learned.updates
         due = self.config.exchange == "deltas" and self._steps >= (self.config.sync_every or 1)
         return due and self.synchronize()
 
     def synchronize(self) -> bool:
-        """Hand in what was learned since the last exchange, and take over what all made of it.
+        """Push the delta since the last exchange, and adopt the combined parameters.
 
-        False when there was nobody to exchange with: then the node goes on from where it is, and tries the next time.
+        Returns False if the exchange failed: the node keeps its parameters, and tries again at the next exchange.
         """
         if self.config.exchange == "gradients":
             return False
@@ -124,7 +125,7 @@ class ClusterNode:
         return True
 
     def synchronized_step(self, gradient: np.ndarray, rows: int) -> np.ndarray:
-        """One optimizer step of all nodes: the parameters after it. The mean over everyone's rows is what is stepped along."""
+        """Take one optimizer step with all nodes, along the mean gradient over all rows; return the new parameters."""
         weight = float(max(1, rows)) if self._weighted else 1.0
         for _ in range(MAX_MISSED_ROUNDS):
             newest = self._exchange(gradient, weight)
@@ -138,9 +139,9 @@ class ClusterNode:
         raise self._alone()
 
     def all_reduce_sum(self, counted: np.ndarray) -> np.ndarray:
-        """What all nodes counted for the step that they take next, added up; at most once a step.
+        """Sum `counted` over all nodes, at most once per step.
 
-        A node whose round went on without it has its own numbers only: its push comes too late too, and then it is with the others.
+        A node that missed the round gets its own numbers back. Its push is then late as well, and puts it back in step.
         """
         number, pause = int(self.client.about(self.name)["round_number"]), INITIAL_BACKOFF_S
         until = time.monotonic() + MAX_MISSED_ROUNDS * (self.config.deadline_s + DEADLINE_GRACE_S)
@@ -160,17 +161,17 @@ class ClusterNode:
         )
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Let everyone see how far this node is, unless the server is private: it publishes nothing about one node."""
+        """Report this node's progress, unless the server is private: that publishes nothing about single nodes."""
         if not self._private:
             try:
                 self.client.report(self.name, {**metrics, **self.counts})
             except Unreachable:
-                return  # the next report says more
+                return  # the next report includes these counts
 
     def _exchange(self, row: np.ndarray, weight: float) -> Weights | None:
-        """Push, and what came of the round; None if nothing did, or the node has to end.
+        """Push a row and return the weights after its round; None without a new version, or if the node must end.
 
-        A push that does not count, as its round is over already, leaves what the others made of it.
+        A push that comes after its round is not counted; the node then gets the result of the others.
         """
         ends = np.cumsum([entry.nbytes // 4 for entry in self._entries])[:-1]
         parts = zip(self._entries, np.split(row, ends), strict=True)
@@ -201,12 +202,12 @@ class ClusterNode:
         return np.concatenate([arrays[entry.name].reshape(-1) for entry in self._entries])
 
     def _weight(self) -> float:
-        """How much this node's delta counts where that is asked for: by its updates."""
+        """Return the weight of this node's delta: its number of updates if the server weighs pushes, else 1."""
         return float(max(1, self._updates)) if self._weighted else 1.0
 
 
 class NodeLearner(Learner):
-    """A learner that is a node: everything else is as without a cluster."""
+    """A learner that is a cluster node and otherwise behaves like Learner."""
 
     node: ClusterNode
 
@@ -230,7 +231,7 @@ class NodeLearner(Learner):
         return learned
 
     def _end(self) -> None:
-        """The run is judged by what the cluster has come to."""
+        """Exchange once more, so that the run's result is the cluster's newest version."""
         if not self.context.ending and self.node.synchronize():
             if self.limits.ahead:
                 self._owed = True
@@ -247,7 +248,7 @@ class NodeLearner(Learner):
         super()._report(final=final)
 
     def _tell(self) -> None:
-        """What the cluster has come to goes into the event log: when this node has left, there may be nobody to ask."""
+        """Post the cluster's final state to the event log: after this node has left, the server may be gone."""
         with contextlib.suppress(Unreachable):
             stats = self.node.client.get_server_stats()
             about = {"version": stats["version"], "nodes": stats.get("workers", {})}
@@ -255,7 +256,7 @@ class NodeLearner(Learner):
 
 
 def connect(config: ClusterConfig) -> ParameterClient:
-    """A client of the cluster's server, with this node's token where the file of the tokens is on this machine."""
+    """Return a client of the cluster's server, with this node's token if the token file can be read here."""
     if config.backend == "ray":
         from steppe.roles.cluster.ray import RayClusterClient
 
@@ -271,7 +272,7 @@ def connect(config: ClusterConfig) -> ParameterClient:
 
 
 def read_tokens(path: Path) -> dict[str, str]:
-    """Every node's token, from the file that a cluster names."""
+    """Return node → token from the cluster's token file."""
     found = read_toml(path)
     if not found or not all(isinstance(token, str) for token in found.values()):
         raise ConfigError(f'server.tokens: {path} has one line `node = "token"` for each node, and nothing else')
@@ -279,13 +280,13 @@ def read_tokens(path: Path) -> dict[str, str]:
 
 
 class ClusterServer(Protocol):
-    """A server that this node's process, or an actor of its, has for the others."""
+    """A parameter server that this node hosts, in its process or in a Ray actor."""
 
     def close(self) -> None: ...
 
 
 def start_cluster_server(config: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> ClusterServer:
-    """The server of a cluster that meets in Ray or in an MPI world."""
+    """Start the parameter server of a cluster over Ray or MPI."""
     if config.backend == "ray":
         from steppe.roles.cluster.ray import RayClusterServer
 
@@ -296,7 +297,7 @@ def start_cluster_server(config: ClusterConfig, params: Mapping[str, np.ndarray]
 
 
 def wait_for_other_nodes(client: ParameterClient, idle_timeout_s: float) -> None:
-    """Return when nobody is registered any more, or nothing more has come for `patience_s`."""
+    """Block until no node is registered, or there was no activity for `idle_timeout_s`."""
     seen, until = None, 0.0
     while True:
         stats = client.get_server_stats()

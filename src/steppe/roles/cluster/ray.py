@@ -1,5 +1,5 @@
-"""A cluster that meets in Ray: its parameter server is an actor by name, which the first node brings up and which ends with
-that node; and the line by which every node speaks to it."""
+"""A cluster over Ray: the parameter server is a named Ray actor, which the first node starts and which ends with that
+node; and the client with which every node calls it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 
 class ParameterServerActor:
-    """Lives as a Ray actor and has the server. Arrays of bytes in and out, which Ray stores as they are."""
+    """Ray actor that hosts the parameter server. Calls take and return byte arrays, which Ray stores as they are."""
 
     def __init__(self, described: np.ndarray) -> None:
         tree = unpack(described.tobytes(), sealed=False)
@@ -32,18 +32,18 @@ class ParameterServerActor:
         self._server = build_parameter_server(read_cluster(tree["cluster"]), tree["parameters"], step)
 
     def answer(self, method: str, data: np.ndarray) -> RpcReply:
-        """What a call comes to (params/rpc/calls.py)."""
+        """Handle a call and return its reply (params/rpc/calls.py)."""
         kind, found, number = handle_call(self._server, method, data.tobytes())
         return kind, np.frombuffer(found, np.uint8) if kind == "ok" else found, number
 
     def keep(self) -> None:
-        """A last checkpoint, if it keeps any."""
+        """Save a last checkpoint, if checkpoints are configured."""
         if self._server.checkpoint_path is not None:
             self._server.save_checkpoint()
 
 
 class RayClusterServer:
-    """Brings the server up, where other programs of the Ray cluster find it by the cluster's name."""
+    """Start the server actor under the cluster's name, by which other programs of the Ray cluster find it."""
 
     def __init__(self, cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> None:
         ray = join_ray_cluster(cluster)
@@ -63,13 +63,13 @@ class RayClusterServer:
 
     def close(self) -> None:
         ray = import_ray()
-        with contextlib.suppress(ray.exceptions.RayError):  # it is gone already
+        with contextlib.suppress(ray.exceptions.RayError):  # the actor is already gone
             ray.get(self._actor.keep.remote())
         ray.kill(self._actor)
 
 
 class RayClusterClient(PackedClient):
-    """Calls of the actor, which is looked for again when it is gone."""
+    """Call the server actor, and look it up again if it is gone."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class RayClusterClient(PackedClient):
                 try:
                     asked = actor.answer.remote(method, np.frombuffer(data, np.uint8))
                     return (*unwrap_reply(self._ray.get(asked, timeout=self._cluster.timeout_s)), tries)
-                except self._ray.exceptions.RayError:  # it ended, its node did, or it takes too long
+                except self._ray.exceptions.RayError:  # the actor or its node ended, or the call timed out
                     self._actor = None
             left = until - time.monotonic()
             if left <= 0:
@@ -104,13 +104,13 @@ class RayClusterClient(PackedClient):
 
     def _found(self) -> Any:
         if self._actor is None:
-            with contextlib.suppress(ValueError):  # nobody has that name
+            with contextlib.suppress(ValueError):  # no actor has that name
                 self._actor = self._ray.get_actor(self._cluster.name, namespace=NAMESPACE)
         return self._actor
 
 
 def join_ray_cluster(cluster: ClusterConfig) -> Any:
-    """The module ray, with this process part of the Ray cluster: the one that the program has joined, or the one described."""
+    """Return the module ray, connected to the Ray cluster that the program has joined, or to the configured one."""
     ray = import_ray()
     if not ray.is_initialized():
         quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}

@@ -1,1 +1,1 @@
-"""Workers that push gradients, and the learner's side that applies them."""
+"""Workers that push gradients, and the learner that applies them."""

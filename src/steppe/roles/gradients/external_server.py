@@ -1,5 +1,8 @@
-"""The learner's side of a parameter server that the caller owns: pushes go to that server, which combines and applies them
-by its own rules, and the agent shows what it publishes. The server may be here, or a ParameterClient may stand for it."""
+"""Gradient memory for a parameter server that the caller owns.
+
+Pushes are forwarded to that server, which combines and applies them by its own rules. The agent loads what the server
+publishes. The server is a local object, or is reached by a ParameterClient.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from steppe.roles.context import POLICY
 from steppe.roles.gradients.learner import GradientMemory
 
 ParameterServerLike = ParameterServer | ParameterClient
-POLL_INTERVAL_S = 0.1  # between looks at whether the run is to end, while a round waits for workers elsewhere
+POLL_INTERVAL_S = 0.1  # between checks whether the run must end, while a round waits for remote workers
 
 
 class ServerGradientMemory(GradientMemory):
-    """A Store in front of the caller's server. `in_rounds`: whether the server's rounds are synchronous; `ending` is asked
-    while such a round waits for workers of other programs."""
+    """A GradientMemory in front of the caller's server. `in_rounds`: whether the server's rounds are synchronous;
+    `ending` is polled while such a round waits for workers of other programs."""
 
     def __init__(
         self,
@@ -55,13 +58,11 @@ class ServerGradientMemory(GradientMemory):
         self._newest, self._shown, self._base = newest, newest.version, newest.version
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """Push in the order given. In rounds, return when the round is over, whoever else it waits for."""
+        """Push in the given order. With rounds, block until the round is over, including workers of other programs."""
         before, number = self._newest.version, self._round()
         idle = [self._name_of(push) for push in segments if not push["counts"][0, 0, PushSpec.ROWS]]
         for name in idle if self._in_rounds else ():
-            self.external_server.unregister_worker(
-                name
-            )  # the round does not wait for a worker that has nothing to push
+            self.external_server.unregister_worker(name)  # so that the round does not wait for an idle worker
         counted = sum(self._push_segment(push, number) for push in segments if push["counts"][0, 0, PushSpec.ROWS])
         if self._in_rounds:
             if counted and not idle:
@@ -74,7 +75,7 @@ class ServerGradientMemory(GradientMemory):
         return self._newest.version > self._shown
 
     def show(self) -> Learned:
-        """Give the agent the newest parameters."""
+        """Load the newest parameters into the agent."""
         stats = (
             {"learning_rate": self.external_server.optimizer.rates[0]}
             if isinstance(self.external_server, ParameterServer)
@@ -83,11 +84,11 @@ class ServerGradientMemory(GradientMemory):
         return Learned(self._load(self._newest), stats)
 
     def stats(self) -> dict[str, float]:
-        """The server's counts, over all that it has served."""
+        """Return the server's counts over its whole lifetime."""
         return self._report_stats(self.external_server.get_server_stats())
 
     def state(self) -> Tree:
-        """Where the run stands. The server's state is with it where the server is here, for `steppe resume` without it."""
+        """Return the run's state, including that of a local server, so that `steppe resume` can continue without it."""
         server = (
             self.external_server.state()
             if isinstance(self.external_server, ParameterServer) and not self.external_server.is_private
@@ -98,13 +99,13 @@ class ServerGradientMemory(GradientMemory):
         return {"server": server, **counts}
 
     def restore(self, state: Tree) -> None:
-        """Go on with the server as it is now: it holds everything that was applied, also after the checkpoint."""
+        """Restore the counts and keep the server's present parameters, which include pushes after the checkpoint."""
         self.refused = Counter(state["refused"])
         self._base, self._shown = int(state["base"]), int(state["shown"])
         self._newest = newest_weights(self.external_server)
 
     def _push_segment(self, push: Segment, number: int | None) -> bool:
-        """Hand in one worker's update; whether the round need not wait for that worker any more."""
+        """Push one worker's update; return whether the round no longer waits for that worker."""
         rows, _, _, updates = push["counts"][0, 0].tolist()
         row = push["gradient"][0, 0]
         if self._whole:
@@ -121,7 +122,7 @@ class ServerGradientMemory(GradientMemory):
         return bool(receipt) or receipt.reason == "not_drawn"
 
     def _round(self) -> int | None:
-        """The synchronous round that is open; None where pushes count one by one."""
+        """Return the number of the open synchronous round, or None without rounds."""
         if not self._in_rounds:
             return None
         if isinstance(self.external_server, ParameterServer):
@@ -130,7 +131,7 @@ class ServerGradientMemory(GradientMemory):
         return int(self.external_server.about(self._names[0])["round_number"])
 
     def _wait_for_round(self, version: int, number: int | None) -> None:
-        """Return when the round is over, with or without a new version, or when the run is to end."""
+        """Block until the round is over, with or without a new version, or the run must end."""
         server, name = self.external_server, self._names[0]
         while self._round() == number and not self._ending():
             if isinstance(server, ParameterServer):
@@ -139,11 +140,11 @@ class ServerGradientMemory(GradientMemory):
                 server.wait_newer(name, version, POLL_INTERVAL_S)
 
     def _look(self) -> None:
-        """Take over the server's newest parameters, if they are newer."""
+        """Fetch the server's parameters if they are newer."""
         self._newest = self.external_server.newer_than(POLICY, self._newest.version) or self._newest
 
     def _loaded_row(self, size: int) -> np.ndarray:
-        """The parameters that workers began with, as a flat row of `size` numbers."""
+        """Return the newest parameters, from which the workers' deltas start, as a flat row of `size` numbers."""
         arrays = self._newest.arrays()
         row = np.zeros(size, np.float32)
         for entry in self._entries:
@@ -157,7 +158,7 @@ class ServerGradientMemory(GradientMemory):
 
 
 def newest_weights(server: Any) -> Weights:
-    """The newest parameters of a server or of a client's server."""
+    """Return the newest parameters of a ParameterServer or of a ParameterClient's server."""
     found = server.newer_than(POLICY, -1)
     if found is None:
         raise UsageError("the parameter server has no parameters yet: wait until it has been started")

@@ -1,7 +1,7 @@
-"""The learner's place where workers push gradients: a parameter server combines and applies them, the agent shows the result.
+"""The learner of a run whose workers push gradients: a parameter server applies them, and the agent loads the result.
 
-In rounds a push of every worker is waited for and all are applied together, in the order of the workers. Otherwise each is
-applied as it comes, unless several are to be taken together.
+With rounds, the pushes of all workers are applied together, in the order of the workers. Otherwise each push is applied
+on arrival, or several together.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from steppe.roles.scheduling import BatchPolicy
 from steppe.roles.tuning import SETTINGS
 
 EMPTY_BATCH = Batch({})
-NEVER = 2**62  # pushes: a store says itself when they are enough
-CONFIRM_S = 10.0  # how long a worker that pushes nothing is waited for before hyperparameters count as taken over
+NEVER = 2**62  # pushes: GradientMemory itself decides when to apply them
+CONFIRM_S = 10.0  # how long to wait for a silent worker before hyperparameters count as applied
 
 
 class GradientMemory:
-    """A Memory of gradients, which are remembered by applying them: ready when there is something new to show.
+    """A Memory that applies gradients on `add`; it is ready when the server has a newer version than the agent.
 
-    `together` pushes are applied at a time, or all of an `add` where it is None. `follow_rate`: the step size is the agent's
-    own, with its schedule, and not the server's.
+    `together` pushes are applied at a time, or all pushes of an `add` if None. `use_agent_learning_rate`: use the
+    agent's learning rate, with its schedule, instead of the server's.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class GradientMemory:
         self._entries = trainable_entries(agent)
         self._waiting = 0
         self._shown = server.version
-        self._base = server.version  # what it had behind it before this run
+        self._base = server.version  # the server's version before this run
         for number in range(num_workers):
             server.register_worker(_name(number))
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """Apply pushes in the order given, as many together as they should be."""
+        """Push in the given order, and apply `together` pushes at a time."""
         for push in segments:
             if push["counts"][0, 0, PushSpec.ROWS]:
                 self._push(push)
@@ -78,16 +78,16 @@ class GradientMemory:
         return self.server.version > self._shown
 
     def sample(self) -> Batch:
-        """Nothing: what was pushed is in the parameters already."""
+        """Return an empty batch: the pushes are already in the parameters."""
         return EMPTY_BATCH
 
     def show(self) -> Learned:
-        """Give the agent the newest parameters."""
+        """Load the newest parameters into the agent."""
         rate = self._rate() or self.server.optimizer.rates[0]
         return Learned(self._load(self.server.weights()), {"learning_rate": rate})
 
     def _load(self, newest: Weights) -> int:
-        """Give the agent these parameters; how many updates they are ahead of those that it had."""
+        """Load these parameters into the agent; return by how many updates they are newer than the previous ones."""
         before, self._shown = self._shown, newest.version
         found, weights = newest.arrays(), self.agent.weights()
         for entry in self._entries:
@@ -97,14 +97,14 @@ class GradientMemory:
         return self._shown - before
 
     def update(self, batch: Batch, learned: Learned) -> None:
-        """Nothing is owed."""
+        """Do nothing: gradients have no priorities to update."""
 
     def stats(self) -> dict[str, float]:
-        """Pushes that counted and that did not, and how many updates old they were on average."""
+        """Return counts of accepted and refused pushes, and their mean age in updates."""
         return self._report_stats(self.server.get_server_stats())
 
     def _report_stats(self, stats: Mapping[str, Any]) -> dict[str, float]:
-        """A server's statistics as a run reports them; behind a client the ages of pushes are texts."""
+        """Convert a server's statistics to those that a run reports; a client delivers the ages as strings."""
         ages = {int(age): count for age, count in stats.get("staleness", {}).items()}
         pushes = sum(ages.values())
         return {
@@ -153,21 +153,21 @@ class GradientMemory:
         self._waiting = 0
         try:
             self.server.update_parameters(self._rate())
-        except (RunFailed, UsageError):  # pushes that cannot be combined, or lead to infinity: the next are others
+        except (RunFailed, UsageError):  # not combinable, or the result is not finite; later pushes may be valid
             self.refused["not_applied"] += 1
 
     def _rate(self) -> float | None:
         return getattr(self.agent, "learning_rate", None) or None if self.use_agent_learning_rate else None
 
     def _by_parameter(self, gradient: np.ndarray) -> dict[str, np.ndarray]:
-        """A flat gradient by parameter, sharing its memory."""
+        """Return views of a flat gradient by parameter name."""
         parts = ((entry, entry.offset // 4) for entry in self._entries)
         return {entry.name: gradient[first : first + entry.nbytes // 4].reshape(entry.shape) for entry, first in parts}
 
 
 @dataclass(frozen=True)
 class _PendingCommand:
-    """A command whose values gradients are made with from `version` of the weights on."""
+    """A command whose values apply to gradients computed with weights `version` or newer."""
 
     command: Mapping[str, Any]
     live: Mapping[str, Any]
@@ -176,7 +176,7 @@ class _PendingCommand:
 
 
 class GradientLearner(Learner):
-    """A learner whose batches are workers' gradients; counts, checkpoints, publications and the end are as everywhere."""
+    """A learner whose batches are the workers' gradients; counts, checkpoints and end are those of Learner."""
 
     memory: GradientMemory
 
@@ -191,19 +191,15 @@ class GradientLearner(Learner):
         segment: SegmentSpec,
     ) -> None:
         super().__init__(store.agent, store, intake, limits, save, context)
-        self._empty_segment = Segment.blank(segment)  # no valid row: only schedules follow it
-        self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # of one push
-        self._settings = -1  # how often live hyperparameters were published, less one
-        self._commands_for_next_publication: list[
-            Mapping[str, Any]
-        ] = []  # commands that take effect with the next publication
+        self._empty_segment = Segment.blank(segment)  # no valid row: it only advances the agent's schedules
+        self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # limit of one push
+        self._settings = -1  # version of the newest published live hyperparameters
+        self._commands_for_next_publication: list[Mapping[str, Any]] = []
         self._unconfirmed: list[_PendingCommand] = []
-        self._version_by_worker: dict[
-            int, int
-        ] = {}  # worker → version of the weights that its newest gradient was made with
+        self._version_by_worker: dict[int, int] = {}  # weights version of each worker's newest gradient
 
     def _require(self, segment: Segment) -> None:
-        """The counts of a push; its gradient is for the parameter server to check."""
+        """Validate the counts of a push; the parameter server validates its gradient."""
         counts = segment["counts"][0, 0]
         rows, steps, episodes, updates = counts.tolist()
         if min(rows, episodes, updates) < 0 or not 0 <= episodes <= steps <= self._most_steps:
@@ -213,16 +209,16 @@ class GradientLearner(Learner):
             )
 
     def _set(self, command: Mapping[str, Any]) -> None:
-        """Let a command take effect with the next publication: until then workers make gradients with what they have."""
+        """Defer a command to the next publication: until then workers compute gradients with the old values."""
         self._commands_for_next_publication.append(command)
 
     def publish_initial(self) -> None:
-        """Publish what the run begins with; what was set before then takes effect with it."""
+        """Publish the initial weights, with hyperparameters that were set before."""
         self._poll_commands_if_due()
         super().publish_initial()
 
     def _publish(self, weights: Weights) -> None:
-        """Publish weights, and before them the hyperparameters that gradients are to be made with, if those are new."""
+        """Publish weights, and before them the live hyperparameters for gradients, if those changed."""
         commands, self._commands_for_next_publication = self._commands_for_next_publication, []
         for command in commands:
             live = self.live_hyperparameters.wanted(command)
@@ -237,9 +233,9 @@ class GradientLearner(Learner):
         super()._publish(weights)
 
     def _confirm(self) -> None:
-        """Answer commands whose values are behind an update, and behind every worker's gradients from now on.
+        """Answer commands whose values are in an update, and in every worker's gradients from now on.
 
-        A worker that shows no gradient for CONFIRM_S is not waited for: it hears of the values when it comes back.
+        After CONFIRM_S, silent workers are not waited for: they receive the values with their next weights.
         """
         newest, now = self._version_by_worker.values(), self.context.clock()
         for awaited in list(self._unconfirmed):
@@ -272,8 +268,8 @@ class GradientLearner(Learner):
 
 
 def make_server(config: RunConfig, agent: Agent, parameters: Mapping[str, np.ndarray] | None = None) -> ParameterServer:
-    """The server that a run's configuration describes, with the agent's rates where nothing is said, and its parameters
-    where the caller has no others; they must have everything that the agent trains."""
+    """Build the configured parameter server, with the agent's learning rate by default, and with the agent's parameters
+    unless `parameters` are given. These must include everything that the agent trains."""
     params = config.params
     eps = params.eps if params.eps is not None or params.optimizer != "adam" else getattr(agent, "adam_eps", None)
     longest = config.agent.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm

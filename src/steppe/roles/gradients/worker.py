@@ -1,6 +1,6 @@
-"""The worker that pushes gradients: it acts like any actor, computes the gradient of what it saw itself, and sends only that.
+"""The worker that pushes gradients: it acts like an actor, and sends only the gradients of its own experience.
 
-What it acts with comes back as weights. Where gradients become weights is learner.py.
+It receives new weights in return. The learner in learner.py applies the gradients.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from steppe.roles.tuning import SETTINGS, apply_live_hyperparameters
 
 @dataclass(frozen=True)
 class GradientSource:
-    """What a worker makes gradients with: agent, memory, room for a segment, and the length that schedules go by."""
+    """What a worker computes gradients with: agent, memory, segment layout, and the run's length for schedules."""
 
     agent: Agent
     memory: Memory
     segment: SegmentSpec
     total_steps: int | None
-    on_policy: bool  # whether a segment is learned from once and forgotten
-    deltas: bool = False  # whether it learns by itself and pushes what changed
+    on_policy: bool  # whether a segment is learned from once and discarded
+    deltas: bool = False  # whether the worker learns locally and pushes parameter deltas
 
     def update(self, batch: Batch) -> tuple[np.ndarray, Learned]:
-        """What to push for a batch, flat in float32, in the order of the agent's layout."""
+        """Return the gradient or delta of a batch, flat float32 in the order of the agent's layout."""
         if not self.deltas:
             return self.agent.gradients(batch), Learned(1)
         before = self._flat()
@@ -43,14 +43,14 @@ class GradientSource:
         return self._flat() - before, learned
 
     def _flat(self) -> np.ndarray:
-        """A copy of all trained parameters."""
+        """Return a flat copy of all trained parameters."""
         arrays = self.agent.weights().arrays()
         return np.concatenate([arrays[entry.name].reshape(-1) for entry in trainable_entries(self.agent)])
 
 
 @dataclass(frozen=True)
 class _PendingGradient:
-    """A gradient that waits to be sent; an empty one where the memory had too little to learn from."""
+    """A gradient that waits to be sent; empty if the memory had too little data."""
 
     gradient: np.ndarray
     rows: int
@@ -59,7 +59,8 @@ class _PendingGradient:
 
 
 class GradientWorker(Actor):
-    """One worker's life. `sequence` numbers its pushes: one per segment, or as many as its replay pays for."""
+    """Collect segments and push gradients. `sequence` numbers the pushes: one per segment, or as many as the memory's
+    rate limiter allows."""
 
     def __init__(
         self,
@@ -77,23 +78,21 @@ class GradientWorker(Actor):
         self._segment = Segment.blank(gradient_source.segment)
         self._made: _PendingGradient | None = None
         self._segments = self._new_steps = self._new_episodes = 0
-        self._seen_steps = self._updates = 0  # everyone's, behind the weights
-        self._settings = -1  # the version of the newest hyperparameters that were published
+        self._seen_steps = self._updates = 0  # of the whole run, as of the adopted weights
+        self._settings = -1  # version of the newest adopted live hyperparameters
 
     def adopt(self, weights: Weights) -> None:
         super().adopt(weights)
         self._seen_steps, self._updates = weights.env_steps, weights.updates
-        settings = self.context.weights.newer_than(
-            SETTINGS, self._settings
-        )  # published before the weights they are for
+        settings = self.context.weights.newer_than(SETTINGS, self._settings)  # published before their weights
         if settings is not None:
             apply_live_hyperparameters(self.gradient_source.agent, settings)
             self._settings = settings.version
 
     def collect(self) -> Segment | None:
-        """The next push; None while there is no memory for it, or when asked to stop on the way.
+        """Return the next push; None if the channel has no free segment or the worker must stop.
 
-        The gradient is made before memory is asked for: a worker computes while its last push is under way.
+        The gradient is computed before a segment is requested: a worker computes while its last push is in flight.
         """
         if self._made is None:
             self._made = self._make()
@@ -108,7 +107,7 @@ class GradientWorker(Actor):
         return push
 
     def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
-        """As an actor does; what a replay held is lost with its worker, so that is not exact."""
+        """Resume like an actor. A worker's replay is lost with its process, so with replay the resume is not exact."""
         kind = super().resume(sequence, state, seeds)
         if self.gradient_source.on_policy:
             return kind
@@ -118,7 +117,7 @@ class GradientWorker(Actor):
         return "episode-boundary"
 
     def _make(self) -> _PendingGradient | None:
-        """Collect if the memory is hungry, and compute a gradient if it has something to learn from."""
+        """Collect a segment if the memory has no batch, and compute a gradient if it has one."""
         memory, started_s = self.gradient_source.memory, self.context.clock()
         if not memory.ready() and not self._collect_segment():
             return None
@@ -137,11 +136,11 @@ class GradientWorker(Actor):
 
     @property
     def _spent(self) -> bool:
-        """Whether there is nothing more to play and no round that waits for this worker."""
+        """Whether the episode quota is exhausted and no round waits for this worker."""
         return self.quota is not None and self.quota.exhausted and not isinstance(self.gate, LockstepCollectPolicy)
 
     def _collect_segment(self) -> bool:
-        """One segment into the memory; False when asked to stop on the way."""
+        """Collect one segment into the memory; return False if the worker is finished or must stop."""
         segment = self._segment
         if self._spent or not self.fill(segment):
             return False
@@ -157,6 +156,6 @@ class GradientWorker(Actor):
 
 
 def _count_rows(batch: Batch) -> int:
-    """How many steps a batch is learned from."""
+    """Return the number of rows of a batch that count for learning."""
     counted = next((name for name in ("learn", "valid") if name in batch.columns), None)
     return len(batch["reward"]) if counted is None else int(np.count_nonzero(batch[counted]))

@@ -1,1 +1,1 @@
-"""Workers that share a table, and the learner's side that keeps it."""
+"""Workers that share a table, and the learner that owns it."""

@@ -1,4 +1,4 @@
-"""The keeper: in the learner's place where workers learn. It begins the table, writes it down, shows it, and sees the end."""
+"""The learner of a run whose workers share a table: creates, publishes and checkpoints the table, and ends the run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from steppe.roles.learner import POLL_COMMANDS_EVERY_S, REPORT_EVERY_S, RunLimit
 from steppe.roles.tuning import LiveHyperparameters
 
 PUBLISH_EVERY_S = 0.1
-PUBLISH_SHARE = 0.05  # of the time, at most, goes into copies of large tables
+PUBLISH_SHARE = 0.05  # largest share of the time for copying large tables
 
 
 class TabularLearner:
-    """Copies the table now and then, which is when weights get a version; the steps are counted by those who take them."""
+    """Publish copies of the shared table as weights, each with a new version. The workers learn and count the steps."""
 
     def __init__(
         self, agent: TabularAgent, num_workers: int, limits: RunLimits, save: SaveCheckpoint, context: Context
@@ -40,12 +40,12 @@ class TabularLearner:
         self._created = False
         self.live_hyperparameters = LiveHyperparameters(agent, ())
         self._heard, self._commands_polled_s = 0, -math.inf
-        self._publish_s = 0.0  # when the next publication may be
+        self._publish_s = 0.0  # earliest time of the next publication
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
 
     def step(self) -> bool:
-        """Look how far the workers are; publish, report and write down what is due."""
+        """Read the workers' progress; publish, report and write a checkpoint if due. Returns whether it published."""
         if not self._created:
             self.publish_initial()
             return True
@@ -67,7 +67,7 @@ class TabularLearner:
         return due
 
     def _poll_commands_if_due(self, now: float) -> None:
-        """Answer changes of hyperparameters: workers with a common table read them when the run is started again."""
+        """Answer commands that set hyperparameters: workers with a shared table only read them at a restart."""
         if now - self._commands_polled_s < POLL_COMMANDS_EVERY_S:
             return
         self._commands_polled_s = now
@@ -79,7 +79,7 @@ class TabularLearner:
                 self.live_hyperparameters.answer(self.context, command, {}, counts)
 
     def publish_initial(self) -> None:
-        """Let the workers begin, and publish what they begin with."""
+        """Create the shared table, so that workers can begin, and publish it."""
         steps, episodes = self.totals.steps, self.totals.episodes
         limits = self.limits
         self._table.create(
@@ -89,7 +89,7 @@ class TabularLearner:
         self.publish()
 
     def publish(self) -> None:
-        """Give the table as it was last looked at to everyone, under the next version."""
+        """Publish the newest copy of the table under the next version."""
         self.phases.switch("publish")
         started, started_s = time.perf_counter(), self.context.clock()
         self.version += 1
@@ -100,7 +100,7 @@ class TabularLearner:
         self.phases.switch("other")
 
     def stamped(self) -> Weights:
-        """The copy of the table with the counters of the workers."""
+        """Return the copy of the table with the workers' counters."""
         steps, episodes = self.totals.steps, self.totals.episodes
         return self.agent.weights().stamped(
             version=self.version, updates=steps, env_steps=steps, episodes=episodes, train_s=self.train_s
@@ -108,11 +108,11 @@ class TabularLearner:
 
     @property
     def train_s(self) -> float:
-        """Seconds from the first step that was given out to the newest merge."""
+        """Seconds from the first claimed step to the newest merge."""
         return self._train_base_s + max(0.0, self.totals.merged_s - self.totals.started_s)
 
     def close(self) -> None:
-        """Write everything down one last time."""
+        """Write the last checkpoint and the final report."""
         try:
             if self._created:
                 self._look()
@@ -121,11 +121,11 @@ class TabularLearner:
             self._report(final=True)
 
     def restore(self, weights: Weights, state: Tree, counters: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; the workers begin new episodes."""
+        """Restore a checkpoint; the workers begin new episodes."""
         self.agent.load(weights)
         self.agent.restore(state["agent"])
         self.live_hyperparameters.restore(state.get("tuning"))
-        self.version = int(counters["version"]) - 1  # announced under the version that it had
+        self.version = int(counters["version"]) - 1  # publish_initial publishes the table under the version it had
         self.totals = TableTotals(int(counters["env_steps"]), int(counters["episodes"]), 0.0, 0.0)
         self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.totals.episodes
 

@@ -1,7 +1,7 @@
-"""What a worker has under it: environments and a learner that acts and learns in them, so many steps at a time.
+"""Rollouts of tabular workers: environments and an algorithm that acts and learns in them, a number of steps at a time.
 
-Three kinds: compiled games, where all of it is one call; a world of ours and an agent; and one environment with a learner
-that plays whole episodes. Sharing what was learned is the worker's business.
+Three kinds: compiled games, where everything is one call; a segment environment with an agent; and one environment with
+an algorithm that plays whole episodes. The worker merges the results into the shared table.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ESTIMATE_EVERY = 16  # runs
 NO_ROWS = np.empty(0, np.int64)
 
 
-StepCallback = Callable[[], bool]  # called at every step, to show life; True when it is time to end
+StepCallback = Callable[[], bool]  # called at every step as a heartbeat; True: the rollout must end
 
 
 @dataclass
 class RolloutResult:
-    """What a stretch of work was: steps, and the returns and lengths of the episodes that ended in it, or their means."""
+    """Steps of a rollout, and the (return, length) of its finished episodes, or one pair with the means."""
 
     steps: int
     episodes: int
@@ -44,32 +44,33 @@ class RolloutResult:
 
 
 class TabularRollout(Protocol):
-    """`agent.table` is where it learns. `candidates` are the rows that it may have changed in the last run; none: any.
-    `kept` is how much of a value from before it is left there, by the number of updates (core/table_merge.py)."""
+    """Acts and learns in `agent.table`. `candidates` are the rows that the last run may have changed; empty: any row.
+    `kept` is the remaining weight of each entry's value from before the run, by its number of updates
+    (core/table_merge.py)."""
 
     agent: TabularAgent
     candidates: np.ndarray
     kept: np.ndarray
-    min_steps: int  # fewer between two merges would only keep it from working
+    min_steps: int  # fewer steps between two merges would only add overhead
     num_envs: int
 
     def run(
         self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
     ) -> RolloutResult:
-        """Act and learn for about so many steps over all its environments, at least one; less if the pulse says so.
+        """Act and learn for about `num_steps` over all environments, at least one; fewer if `pulse` returns True.
 
-        No more than `most_episodes` end. Episodes under way count when they end, in a later run.
+        At most `most_episodes` end. Episodes in progress count when they end, in a later run.
         """
 
     def follow(self, totals: TableTotals, limit: int | None) -> None:
-        """Set rates to how far all workers together are."""
+        """Advance schedules to the progress of all workers together."""
 
     def close(self) -> None:
         """Close the environments."""
 
 
 class _TabularRolloutBase:
-    """What all have: rates that go by all workers' steps and episodes, and word of which entries were visited how often."""
+    """Shared parts: schedules that follow all workers' steps and episodes, and visit counts of table entries."""
 
     def __init__(self, agent: TabularAgent) -> None:
         self.agent = agent
@@ -79,7 +80,7 @@ class _TabularRolloutBase:
         self._own_episodes = self._others = 0
 
     def _record_visits(self, states: np.ndarray, actions: np.ndarray) -> None:
-        """Remember the updates of a run, in place of those of the run before."""
+        """Record the updates of a run, and discard those of the previous run."""
         num_states, num_actions = self.agent.spec.num_states or 0, len(self.kept[0])
         tables = self.kept.reshape(-1, num_states * num_actions)
         tables[:, self._visited] = 1.0
@@ -98,7 +99,7 @@ class _TabularRolloutBase:
 
 
 class VectorTabularRollout(_TabularRolloutBase):
-    """A world of ours: a rollout of `num_rows` steps of every environment, learned from at once."""
+    """A segment environment: a rollout of up to `num_rows` steps of every environment, learned as one batch."""
 
     def __init__(self, agent: TabularAgent, world: SegmentEnv, num_rows: int, seeds: np.random.SeedSequence) -> None:
         super().__init__(agent)
@@ -144,13 +145,13 @@ class VectorTabularRollout(_TabularRolloutBase):
         return RolloutResult(int(np.count_nonzero(valid)), len(finished), finished)
 
     def _episode_claims(self, most_episodes: int | None, rows: int) -> EpisodeClaims | None:
-        """What counts the episodes of the next rows; None where they cannot be too many."""
+        """Return the counter of episodes for the next rows, or None if the limit cannot be exceeded."""
         if most_episodes is None:
             return None
         if self._claims is None:
             self._claims = EpisodeClaims(self.world)
         self._claims.allow(most_episodes)
-        self._segment["valid"].fill(True)  # a world may leave it as it was, and what was closed may be open
+        self._segment["valid"].fill(True)  # the environment may leave it unchanged, and closed ones may be open now
         return None if self._claims.unrestricted(rows) else self._claims
 
     def close(self) -> None:
@@ -158,13 +159,13 @@ class VectorTabularRollout(_TabularRolloutBase):
 
 
 class GameTabularRollout(_TabularRolloutBase):
-    """Compiled games of two players: choice, move, reply and update of all games in one call."""
+    """Compiled two-player games: action selection, move, opponent's reply and update of all games in one call."""
 
     def __init__(self, agent: TabularAgent, trainer: GameTrainer) -> None:
         super().__init__(agent)
         self.trainer, self.num_envs, self.min_steps = trainer, trainer.num_games, 16 * trainer.num_games
         self.candidates = np.flatnonzero(trainer.game.reachable & (trainer.game.legal > 0))
-        self._seen = np.zeros(len(agent.table))  # how often each state was met at the end of a run
+        self._seen = np.zeros(len(agent.table))  # how often each state occurred at the end of a run
         self._runs = 0
 
     def run(
@@ -179,7 +180,10 @@ class GameTabularRollout(_TabularRolloutBase):
         return RolloutResult(tally.num_steps, tally.num_games, [mean])
 
     def _estimate_visits(self, num_steps: int) -> None:
-        """How often entries are visited in a run, by where the games are at its ends; seldom, for it changes slowly."""
+        """Estimate the visits per run of each entry from the games' states at the ends of runs.
+
+        Recomputed after 1, 2, 4, 8 and then every ESTIMATE_EVERY runs, as the distribution changes slowly.
+        """
         self._seen += np.bincount(self.trainer.states, minlength=len(self._seen))
         self._runs += 1
         if self._runs & (self._runs - 1) and self._runs % ESTIMATE_EVERY:
@@ -193,11 +197,11 @@ class GameTabularRollout(_TabularRolloutBase):
         self.kept[rows] = remaining_weight(chance[:, None] * share * (num_steps * self.agent.pull))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: compiled games hold no resources."""
 
 
 class EpisodeTabularRollout(_TabularRolloutBase):
-    """One environment and a learner's own `train_episode`: for learners and environments of the user's."""
+    """One environment and the algorithm's own `train_episode`: for user-defined algorithms and environments."""
 
     def __init__(self, agent: TabularAgent, env: Any, seed: int) -> None:
         super().__init__(agent)
@@ -209,7 +213,7 @@ class EpisodeTabularRollout(_TabularRolloutBase):
     ) -> RolloutResult:
         algorithm, self._env.pulse = self.agent.algorithm, pulse
         if not self._begun:
-            self._env.reset(seed=self._seed)  # every later reset goes on with the stream that this one began
+            self._env.reset(seed=self._seed)  # later resets continue this random stream
             self._begun = True
         finished: list[tuple[float, int]] = []
         start = algorithm.step_count
@@ -228,7 +232,7 @@ class EpisodeTabularRollout(_TabularRolloutBase):
 
 
 class _RecordingEnv:
-    """An environment that remembers which actions were taken where; everything else is its own."""
+    """Wrapper that records visited states and actions, and forwards everything else to the environment."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -251,20 +255,20 @@ class _RecordingEnv:
         return result
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """States and actions since the last call."""
+        """Return the states and actions since the last call."""
         taken = np.array(self._states, np.int64), np.array(self._actions, np.int64)
         self._states.clear()
         self._actions.clear()
         return taken
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # before there is one
+        if name == "env":  # before __init__ has set it
             raise AttributeError(name)
         return getattr(self.env, name)
 
 
 def remaining_weight(pulls: np.ndarray) -> np.ndarray:
-    """What is left of a value after updates whose rates add up to `pulls`: about exp(−pulls), without the time for it."""
+    """Return the remaining weight of a value after updates whose learning rates sum to `pulls`: a fast exp(−pulls)."""
     left: np.ndarray = 1.0 / (1.0 + pulls + 0.5 * pulls * pulls)
     return left
 
@@ -272,7 +276,7 @@ def remaining_weight(pulls: np.ndarray) -> np.ndarray:
 def make_game_trainer(
     agent: TabularAgent, env: str, config: EnvConfig, num_games: int, seed: int
 ) -> GameTrainer | None:
-    """The compiled trainer of an environment's game, where there is one and the configuration changes nothing about it."""
+    """Return the compiled trainer of a game, or None if there is none or the configuration alters the game."""
     plain = config.vector != "loop" and not config.time_limit and not config.reward_clip and config.reward_scale == 1.0
     if not plain or type(agent.algorithm) is not OptimalQLearning:
         return None

@@ -1,4 +1,4 @@
-"""The worker: acts and learns in a copy of the table that all workers share, and merges what it learned, again and again."""
+"""The tabular worker: acts and learns in a copy of the shared table, and merges its changes at intervals."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from steppe.roles.context import PAUSE, Context
 from steppe.roles.tabular.rollouts import TabularRollout
 
 REPORT_EVERY_S = 0.5
-MAX_LISTED_EPISODES = 1_000  # episodes of one report that are listed, the newest
+MAX_LISTED_EPISODES = 1_000  # newest episodes that one report lists
 
 
 class TabularWorker:
-    """One worker's life. It takes no steps and, where these are counted, plays no episodes but those that the table gives
-    out, so that their sum is what was asked for."""
+    """Take steps and, if the run has an episode limit, play episodes that were claimed from the shared table, so that
+    the totals of all workers match the run's limits."""
 
     def __init__(
         self, index: int, rollout: TabularRollout, chunk_steps: int, limit: int | None, context: Context
     ) -> None:
-        """`chunk_steps` lie between two merges; `limit` is the length that schedules go by."""
+        """`chunk_steps` is the number of steps between two merges; `limit` is the run's length, for schedules."""
         self.name = context.name
         self.done = False
         self.index, self.rollout, self.chunk_steps, self.limit = index, rollout, chunk_steps, limit
         self.context = context
         self.claim_chunks = 1
-        self.claims_episodes = False  # whether the run is to play so many episodes and no more
+        self.claims_episodes = False  # whether the run has an episode limit
         self.env_steps = self.merges = 0
         self.phases = PhaseTimer("work", "merge", "blocked", "other")
         self._begun = False
-        self._left = 0  # steps that were given out to this worker and not taken yet
-        self._episodes_left = 0  # episodes likewise, those under way included
+        self._left = 0  # claimed steps that were not taken yet
+        self._episodes_left = 0  # claimed episodes, those in progress included
         self._finished: list[tuple[float, int]] = []
         self._episodes = 0
         self._reported_s = context.clock()
 
     def step(self) -> bool:
-        """Take the steps of one chunk and merge; False while there is nothing to take."""
+        """Take the steps of one chunk and merge; return False if nothing could be claimed."""
         if self.context.ending:
             self.done = True
             return False
@@ -70,11 +70,11 @@ class TabularWorker:
         self.context.span("work", started_s, merge=self.merges)
         if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
             self._report("running")
-        self.phases.switch("blocked")  # whatever happens until the next step is not this role's work
+        self.phases.switch("blocked")  # time until the next step is not this role's work
         return True
 
     def close(self) -> None:
-        """Say goodbye on the board and close the environments."""
+        """Report the final state and close the environments."""
         try:
             self._report("stopped")
         finally:
@@ -106,7 +106,7 @@ class TabularWorker:
         return self._left > 0
 
     def _claim_episodes(self) -> bool:
-        """Whether there is an episode to play; asks for more before an environment has none."""
+        """Claim more episodes if there are fewer than environments; return whether there is one to play."""
         if not self.claims_episodes:
             return True
         if self._episodes_left < self.rollout.num_envs:

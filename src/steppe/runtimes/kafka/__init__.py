@@ -1,1 +1,1 @@
-"""The `kafka` runtime: places linked by topics, here or in containers."""
+"""The `kafka` runtime: worker slots linked by topics, on this machine or in containers."""

@@ -1,7 +1,7 @@
-"""The `kafka` runtime: one process per place on this machine, linked by topics; actors may join from others.
+"""The `kafka` runtime: one process per worker slot on this machine, linked by topics; actors may join from elsewhere.
 
-The supervisor starts and watches the processes as on `processes`. It puts the run's charter on commands.control, and copies
-what the roles report from Kafka's topics into the run's store, where views, summaries and `steppe watch` find it.
+The supervisor starts and monitors the processes as on `processes`. It posts the run's manifest to commands.control, and
+copies the roles' reports from Kafka's topics into the run's store, where views, summaries and `steppe watch` read them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,12 @@ from steppe.transport.kafka.dead_letters import DeadLetterQueue
 from steppe.transport.shm import ShmControl
 
 SUPERVISOR = "supervisor"
-SCALE_S = 5.0  # how long brokers have to answer before a run is not scaled
-SERVICE = (
-    "service"  # the role of events that are in the store and on Kafka already: whoever started the run put them there
-)
+SCALE_S = 5.0  # how long to wait for brokers before a scale request is refused
+SERVICE = "service"  # role of events that the service which started the run has already put into store and Kafka
 
 
 def require(plan: Plan) -> None:
-    """Raise, before anything is written, unless this plan can run here."""
+    """Raise, before anything is written, if this plan cannot run here."""
     if importlib.util.find_spec("confluent_kafka") is None:
         raise MissingExtra("runtime 'kafka'", "kafka")
     if plan.config.mode == "workers":
@@ -74,13 +72,13 @@ def require(plan: Plan) -> None:
 
 
 def launch(plan: Plan, directory: RunDirectory) -> KafkaHandle:
-    """Put the run's charter on Kafka and start a process per place."""
+    """Post the run's manifest to Kafka and start a process per worker slot."""
     require(plan)
     return KafkaHandle(plan, directory)
 
 
 class KafkaHandle(ProcessHandle):
-    """The processes of a run, and the copy of what they say on Kafka."""
+    """The processes of a run, and the mirror of their Kafka messages in the run's store."""
 
     _work = staticmethod(worker.run_kafka_worker)
 
@@ -108,7 +106,7 @@ class KafkaHandle(ProcessHandle):
         self._mirror.progress()
 
     def ended(self, kind: str) -> bool:
-        """Whether it has, and everything that it said is here: while no broker answers, nobody has come to an end."""
+        """Whether all roles of this kind have ended and their messages are copied; False while no broker responds."""
         if not super().ended(kind):
             return False
         if kind not in self._caught and self._mirror.catch_up():
@@ -116,7 +114,7 @@ class KafkaHandle(ProcessHandle):
         return kind in self._caught
 
     def scale(self, num_actors: int) -> None:
-        """Unreachable, and nothing changes, while no broker answers: an actor that is started could do nothing."""
+        """Scale the actors. Adding actors while no broker responds raises Unreachable, and changes nothing."""
         if num_actors > self._num_actors:
             try:
                 self._connection.fetch_metadata(SCALE_S)
@@ -126,19 +124,19 @@ class KafkaHandle(ProcessHandle):
         super().scale(num_actors)
 
     def _is_transient(self, place: str, fault: Fault) -> bool:
-        """One that could not reach a broker is started again for as long as the run goes on: that is no restart of its own."""
+        """Whether the process could not reach a broker. Such restarts do not count against flow.max_restarts."""
         passing = fault.reason == Unreachable.reason
         self._excused_restarts[place] += passing
         return passing
 
     def ask(self, kind: str, what: int) -> None:
-        if kind == "manager" and what == FINISH:  # it has all reports before it hears that there will be no more
+        if kind == "manager" and what == FINISH:  # the manager must have all reports before it receives FINISH
             self._mirror.catch_up()
         super().ask(kind, what)
 
 
 class StoreMirror:
-    """Copies what a run's roles say on Kafka into its store, and what its supervisor says there to Kafka."""
+    """Copies the roles' Kafka messages into the run's store, and the supervisor's events from the store to Kafka."""
 
     def __init__(self, connection: KafkaConnection, directory: RunDirectory, charter: RunManifest) -> None:
         self.board = KafkaBoard(connection, SUPERVISOR)
@@ -157,7 +155,7 @@ class StoreMirror:
             self._partition_reader.follow(topic, 0, start, self._take)
 
     def progress(self) -> None:
-        """Copy what is new."""
+        """Copy new messages in both directions."""
         self._partition_reader.progress()
         self._dead_letters.progress()
         for number, record in self._directory.store.read(EVENTS, self._told):
@@ -167,7 +165,7 @@ class StoreMirror:
             self._copied.discard(number)
 
     def catch_up(self) -> bool:
-        """Copy everything that was said before this call; whether brokers answered in time."""
+        """Copy everything that was posted before this call; return whether brokers responded in time."""
         try:
             whole = self._partition_reader.catch_up()
         except Unreachable:
@@ -176,7 +174,7 @@ class StoreMirror:
         return whole
 
     def close(self) -> None:
-        """Copy what there still is, if a broker answers."""
+        """Copy the remaining messages if a broker responds, and close."""
         with contextlib.suppress(RunFailed):
             self.catch_up()
             self._dead_letters.close()
@@ -202,7 +200,7 @@ class StoreMirror:
             self._copied.add(number)
 
     def _forward_command(self, record: dict[str, Any]) -> None:
-        """A command goes where the supervisor and the learner look for them; one that is not good is answered here."""
+        """Post a valid command to the store, where supervisor and learner read it; answer an invalid one here."""
         if record.get("command") in (MANIFEST, MEMBERSHIP):
             return
         reason = self._validator.refusal(record, time.time())

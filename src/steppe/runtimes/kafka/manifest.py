@@ -1,6 +1,6 @@
-"""What everybody who joins a run over Kafka has to know: its plan, where its segments begin, and what it is told to do.
+"""The manifest of a run over Kafka (its plan, and where its messages begin in the topics), and the run's commands.
 
-Both go over the topic commands.control: whoever creates a run puts its charter there, and commands follow.
+Both use the topic commands.control: the process that creates a run posts its manifest there, and commands follow.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from steppe.transport.kafka.client import (
     topic_id,
 )
 
-MANIFEST = "charter"  # the command that says what a run is
-MEMBERSHIP = "plan"  # the one that says who is in the rounds of mode sync from one of them on
+MANIFEST = "charter"  # the command that describes a run
+MEMBERSHIP = "plan"  # the command with the members of mode sync's rounds from a given round on
 CONTROL_COMMANDS = ("stop", "finish", "pause", "resume")
-PUBLISHED_ORIGIN = "published"  # the origin of commands that a service carries out itself: all others pass them over
-COMMAND_TTL_S = 300.0  # of a command that does not say how long it is good for
-MAX_REMEMBERED_IDS = 4096  # ids of commands that were carried out
-_MAX_REASON_CHARS = 500  # characters of an answer
+PUBLISHED_ORIGIN = "published"  # origin of commands that the service executes itself: all other readers skip them
+COMMAND_TTL_S = 300.0  # default lifetime of a command
+MAX_REMEMBERED_IDS = 4096  # ids of executed commands
+_MAX_REASON_CHARS = 500  # of a command's result
 
 
 class RunManifest(msgspec.Struct, frozen=True):
-    """A run, as everybody who joins it is told of it."""
+    """A run's description for every process that joins it."""
 
-    run: str  # its name and key, as on every message
+    run: str  # its name and key, as in every message
     order: LaunchSpec
-    topic: str  # the id of the topic that its segments are in
-    marks: list[tuple[int, int, list[int]]]  # by partition, where they begin
-    since: list[tuple[str, int]]  # where the run begins in the topics of one partition
-    time_s: float  # the wall clock when order.clock_s was the run's
-    generation: int = 1  # how often the run was begun or gone on with: commands for an earlier one are stale
+    topic: str  # id of the topic with its segments
+    marks: list[tuple[int, int, list[int]]]  # where the segments begin, by partition
+    since: list[tuple[str, int]]  # start offsets in the single-partition topics
+    time_s: float  # wall clock at order.clock_s
+    generation: int = 1  # number of starts and resumes: commands for an earlier generation are stale
 
     @classmethod
     def of(cls, plan: Plan, directory: RunDirectory) -> RunManifest:
-        """For a new run, which begins now."""
+        """Return the manifest of a new run, whose messages begin at the present ends of the topics."""
         connection = KafkaConnection(plan.config.kafka, wire_name(directory))
         marks = marks_at_end(connection, count_partitions(connection))
         order = LaunchSpec.of(plan, directory, references.main_script()).stamped()
@@ -74,27 +74,27 @@ class RunManifest(msgspec.Struct, frozen=True):
         return cls(connection.run, order, topic_id(connection), rows, since, time.time())
 
     def connection(self, config: KafkaConfig) -> KafkaConnection:
-        """For whoever joins the run."""
+        """Return a connection for a process that joins the run, with the run's start offsets."""
         topic = config.prefix + EXPERIENCES
         since = [(topic, number, low) for number, low, _ in self.marks]
         since += [(config.prefix + name, 0, offset) for name, offset in self.since]
         return KafkaConnection(config, self.run, tuple(since))
 
     def updated(self, plan: Plan, directory: RunDirectory) -> RunManifest:
-        """The same run with what may have changed since: steps, addresses, the checkpoint to go on from."""
+        """Return the next generation: steps, addresses and the checkpoint to resume from may have changed."""
         order = LaunchSpec.of(plan, directory, references.main_script()).stamped()
         return msgspec.structs.replace(self, order=order, time_s=time.time(), generation=self.generation + 1)
 
     def launch_spec_now(self) -> LaunchSpec:
-        """The order with the run's clock as it is now, on whichever host."""
+        """Return the launch spec with the run's clock advanced to now, by the wall clock; valid on any host."""
         passed_s = max(0.0, time.time() - self.time_s)
         return msgspec.structs.replace(self.order, clock_s=self.order.clock_s + passed_s)
 
     def read_positions(
         self, plan: Plan, directory: RunDirectory, connection: KafkaConnection
     ) -> tuple[Marks, dict[int, int]]:
-        """Where the learner reads on, and whose lives had begun by then: where the plan's checkpoint was, or where the run
-        begins. In a topic that was made anew since, or is another one, all that there is of the run."""
+        """Return where the learner reads from, and the actors' incarnations by then: at the plan's checkpoint, or at
+        the run's start. If the topic was recreated or replaced since, all of the run's messages in it are read."""
         topic = topic_id(connection)
         known: dict[str, Any] = {"topic": self.topic, "marks": self.marks}
         if plan.resume is not None:
@@ -106,18 +106,20 @@ class RunManifest(msgspec.Struct, frozen=True):
         return {int(number): (int(low), list(done)) for number, low, done in known["marks"]}, lives
 
     def post(self, board: KafkaBoard) -> None:
-        """Let everybody know."""
+        """Post the manifest to the topic commands.control."""
         board.post(COMMANDS, make_command(MANIFEST, "steppe", run=self.order.run, charter=msgspec.to_builtins(self)))
 
 
 def wire_name(directory: RunDirectory) -> str:
-    """What messages call a run: one of the same name that was there before had another key."""
+    """Return the run's name in messages, with a part of its key: an earlier run of the same name had another key."""
     return f"{directory.id}~{directory.key[:8]}"
 
 
 def find_manifest(config: KafkaConfig, run: str, since: int = 0) -> RunManifest | None:
-    """The newest charter of a run from that offset on, by its name, or by its name and key; Unreachable when no broker
-    answers."""
+    """Return the newest manifest of a run at or after offset `since`, or None.
+
+    `run` is the run's name, or its name and key. Raises Unreachable if no broker responds.
+    """
     connection = KafkaConnection(config, run)
     if connection.topic(COMMANDS) not in connection.fetch_metadata().topics:
         with open_consumer(connection) as consumer:
@@ -133,7 +135,7 @@ def find_manifest(config: KafkaConfig, run: str, since: int = 0) -> RunManifest 
 
 
 def newest_control_command(connection: KafkaConnection, since: int = 0) -> str | None:
-    """The newest of WORDS and CHARTER that a run was told from that offset on."""
+    """Return the newest of CONTROL_COMMANDS and MANIFEST for a run at or after offset `since`, or None."""
     run = connection.run.encode()
 
     def word(message: Message) -> str | None:
@@ -152,12 +154,12 @@ def newest_control_command(connection: KafkaConnection, since: int = 0) -> str |
 
 
 def is_published(message: Message) -> bool:
-    """Whether a command is on Kafka only to be seen: the service that published it carries it out."""
+    """Whether a command is on Kafka only for information: the service that published it executes it."""
     return decode_headers(message).get("origin") == PUBLISHED_ORIGIN.encode()
 
 
 def _manifest_in(message: Message) -> RunManifest | None:
-    """The charter of the run that a message is for; None where it has none that is valid."""
+    """Return the valid manifest in a message, or None."""
     if b'"command":"charter"' not in (message.value() or b"")[:200]:
         return None
     try:
@@ -169,7 +171,7 @@ def _manifest_in(message: Message) -> RunManifest | None:
 
 
 def parse_manifest(record: Mapping[str, Any], run: str) -> RunManifest:
-    """The charter in a command; DamagedFile where it is none of this run."""
+    """Return the manifest in a command. Raises DamagedFile if it is invalid or belongs to another run."""
     try:
         charter = msgspec.convert(record.get("charter"), RunManifest)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
@@ -180,14 +182,14 @@ def parse_manifest(record: Mapping[str, Any], run: str) -> RunManifest:
 
 
 def make_command(word: str, issuer: str, **more: Any) -> dict[str, Any]:
-    """A command as it goes over a Board."""
+    """Return a command as a record for a Board."""
     now = time.time()
     about = {"command": word, "id": uuid.uuid4().hex, "issuer": issuer, "time_s": now, "expires_s": now + COMMAND_TTL_S}
     return {**about, **more}
 
 
 def stale_reason(record: Mapping[str, Any], run: str, generation: int, now_s: float) -> str | None:
-    """Why a command is not for a run as it is now; None when it is."""
+    """Return why a command does not apply to the run's present generation, or None if it does."""
     expires_s = record.get("expires_s")
     if isinstance(expires_s, int | float) and now_s > expires_s:
         return "it has expired"
@@ -199,7 +201,7 @@ def stale_reason(record: Mapping[str, Any], run: str, generation: int, now_s: fl
 
 
 class CommandValidator:
-    """Which commands are still good: each once, in time, for this run as it is now, and with values that can be taken over."""
+    """Validates commands: each is executed once, before it expires, for this generation, with valid values."""
 
     def __init__(self, charter: RunManifest, agent: AgentConfig, words: tuple[str, ...] = CONTROL_COMMANDS) -> None:
         self._agent, self._words = agent, words
@@ -207,7 +209,7 @@ class CommandValidator:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def refusal(self, record: Mapping[str, Any], now_s: float) -> str | None:
-        """Why a command is not to be carried out; None when it is, and from then on it is known."""
+        """Return why a command must not be executed, or None if it may be. Its id is remembered either way."""
         number = str(record.get("id"))
         if number in self._known:
             return "it was carried out before"
@@ -239,20 +241,22 @@ class CommandValidator:
 
 
 def command_result(record: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
-    """What the event log says of a command: carried out, or why not."""
+    """Return a command's outcome for the event log: executed, or why not."""
     about = {name: record.get(name) for name in ("id", "command", "issuer")}
     return {**about, "obeyed": reason is None, "message": reason and reason[:_MAX_REASON_CHARS]}
 
 
 def with_live_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A command as roles take it: what is set takes effect at once."""
+    """Return a command for roles: all its values are marked live, so they take effect at once."""
     more = {"live": sorted(record["values"])} if record.get("command") == SET else {}
     return {**record, **more}
 
 
 class CommandReceiver:
-    """What the roles of a process are told that nobody supervises; `tell` hears what became of each command, and `refuse` gets
-    the records that are none."""
+    """Receives commands for the roles of an unsupervised process.
+
+    `tell` is called with each command's result, and `refuse` with invalid records.
+    """
 
     def __init__(
         self,
@@ -264,15 +268,15 @@ class CommandReceiver:
         self._run, self._tell, self._validator = charter.run, tell, CommandValidator(charter, agent)
         self._refuse = refuse
         self.asked = dict.fromkeys(ROLE_KINDS, RUN)
-        self.first_live_offset = 0  # the offset of the first command that was given while this process was there
+        self.first_live_offset = 0  # offset of the first command after this process's start
         self._settings: list[tuple[int, dict[str, Any]]] = []
 
     def since(self, number: int) -> list[tuple[int, dict[str, Any]]]:
-        """What was set, for the learner, which tells itself what it took over."""
+        """Return hyperparameter commands above `number`, for the learner, which reports their results itself."""
         return [one for one in self._settings if one[0] > number]
 
     def take(self, message: Message) -> None:
-        """Carry out what is for this run and still good. What is older than this process is known to have been told."""
+        """Execute a valid command for this run. Results of commands older than this process are not reported again."""
         if decode_headers(message).get("run") != self._run.encode() or is_published(message):
             return
         old = message.offset() < self.first_live_offset

@@ -1,6 +1,6 @@
-"""Who is in the rounds of a run over Kafka: who joined, who is missing, and when the others go on without one.
+"""Membership of rounds over Kafka: which actors joined, which are missing, and when rounds continue without one.
 
-The learner decides. It puts the plan on commands.control whenever the members change, and into the event log.
+The learner decides. It posts the members to commands.control and to the event log whenever they change.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from steppe.runtimes.kafka.manifest import MEMBERSHIP, make_command
 from steppe.transport.kafka.board import KafkaBoard
 from steppe.transport.kafka.channel import KafkaReader
 
-WARN_MISSING_S = 30.0  # how long a round waits for a member before that is told
-POLL_INTERVAL_S = 2.0  # between looks at who shows life, while somebody is missing
+WARN_MISSING_S = 30.0  # how long a round waits for a member before a warning
+POLL_INTERVAL_S = 2.0  # between liveness checks while a member is missing
 
 
 class RoundMembership:
-    """Looks after the members of a learner's rounds; does nothing for other roles and other modes."""
+    """Maintains the members of a learner's rounds; does nothing for other roles and modes."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class RoundMembership:
         self._channel, self._clock = channel, clock
         self._liveness = LivenessMonitor(board, clock)
         self._replan_s, self._board = replan_s, board
-        self._planned: set[int] | None = None  # the members that everybody was told of
+        self._planned: set[int] | None = None  # the members that were last announced
         self._missing: list[int] = []
-        self._since_s: float | None = None  # None: told
+        self._since_s: float | None = None  # since when they are missing; None: warned
 
     def look(self) -> None:
-        """When there is nothing else to do."""
+        """Process joins and missing members, and announce changes; called when the worker slot is idle."""
         if self._learner is None or not isinstance(self._channel, KafkaReader):
             return
         learner, channel, intake = self._learner, self._channel, self._learner.batch_policy
@@ -69,12 +69,12 @@ class RoundMembership:
             self._since_s = None
             words = f"the round after version {learner.version} has waited {WARN_MISSING_S:g} s for {_join_actor_names(missing)}"
             learner.context.event("warning", message=f"{words}: whoever takes that place is in it")
-        if self._replan_s and set(missing) != intake.members:  # some have come: the brokers answer
+        if self._replan_s and set(missing) != intake.members:  # some segments have arrived, so the brokers respond
             for actor in self._liveness.silent(missing, self._replan_s):
                 intake.part(actor)
 
     def _tell(self, learner: Learner, intake: RoundBatchPolicy, channel: KafkaReader) -> None:
-        """Let everybody know of other members, and those who came back of where they are."""
+        """Announce changed members, and send returning actors their round offset."""
         for actor, shift in intake.ledger.round_offsets.items():
             channel.place(actor, shift)
         members, before = set(intake.members), self._planned
@@ -97,32 +97,32 @@ class RoundMembership:
 
 
 class LivenessMonitor:
-    """Which actors have shown life, by the clock here: others' may be wrong."""
+    """Tracks when actors last reported, by the local clock: clocks of other hosts may be wrong."""
 
     def __init__(self, board: KafkaBoard, clock: Callable[[], float]) -> None:
         self._board, self._clock = board, clock
         self.begin()
 
     def begin(self) -> None:
-        """Everybody counts as alive now."""
+        """Restart the tracking: every actor counts as alive now."""
         self._began_s = self._looked_s = self._clock()
-        self._read: int | None = None  # records up to this number were looked at
+        self._read: int | None = None  # records up to this number were read
         self._seen_s: dict[int, float] = {}
 
     def silent(self, actors: Sequence[int], for_s: float) -> list[int]:
-        """Those of whom nothing was heard for so long."""
+        """Return those actors that have not reported for `for_s` seconds; none if no broker responds."""
         now_s = self._clock()
         if now_s - self._looked_s >= POLL_INTERVAL_S:
             self._looked_s = now_s
             try:
                 self._listen(now_s)
-            except Unreachable:  # nobody can be heard
+            except Unreachable:  # no actor can be observed
                 self.begin()
                 return []
         return [actor for actor in actors if now_s - self._seen_s.get(actor, self._began_s) > for_s]
 
     def _listen(self, now_s: float) -> None:
-        if self._read is None:  # what was said before does not count
+        if self._read is None:  # skip earlier reports
             self._read, self._began_s = self._board.end(ACTORS), now_s
             return
         for number, told in self._board.read(ACTORS, self._read):

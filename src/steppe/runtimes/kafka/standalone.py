@@ -1,6 +1,6 @@
-"""One role of a run over Kafka, in a process that nobody supervises: what a container runs, on any machine, in any order.
+"""One role of a run over Kafka in an unsupervised process, such as a container; roles may be started in any order.
 
-It waits for the run's charter, does what the charter and the commands behind it say, and ends when the run does.
+It waits for the run's manifest, follows the manifest and the commands after it, and ends with the run.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from steppe.runtimes.plan import Plan, make_plan
 from steppe.transport.kafka.board import KafkaBoard
 from steppe.transport.kafka.client import KafkaConnection, ensure_topics, lost_broker_within
 
-POLL_INTERVAL_S = 0.5  # between looks for a charter
-RECENT_RECORDS = 5_000  # records among which everybody who is alive is found
-LIVENESS_TIMEOUT_S = 6.0  # an actor that has said nothing for so long is gone
+POLL_INTERVAL_S = 0.5  # between polls for a manifest
+RECENT_RECORDS = 5_000  # newest records, which include reports of every live actor
+LIVENESS_TIMEOUT_S = 6.0  # an actor that has not reported for this long counts as gone
 LOCAL_KAFKA_KEYS = (
     "address",
     "security",
@@ -48,13 +48,13 @@ LOCAL_KAFKA_KEYS = (
     "certificate",
     "key",
     "claims",
-)  # this process's, not the run's
+)  # keys that are taken from this process's configuration, not from the run's
 
 
 class StopSignals:
-    """SIGTERM and Ctrl-C ask for a good end; a second one ends at once.
+    """Handle SIGTERM and Ctrl-C: the first requests a graceful end, a second one interrupts at once.
 
-    While `nothing_to_lose`, as during the import of torch, which takes seconds, the first one ends the process at once too.
+    While `exit_immediately`, as during the import of torch, which takes seconds, the first one exits at once too.
     """
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ def run_standalone_role(
     resolved: ResolvedConfig | None = None,
     showing: RoleEndpoint | None = None,
 ) -> None:
-    """Be one role of a run until the run ends, or this process is asked to; raises what made it fail.
+    """Run one role until the run ends or this process is asked to stop; raises the role's failure.
 
-    `resolved` describes the run, for a learner that may be the first to speak of it; an actor without `index` takes the
-    first place that nobody has.
+    `resolved` configures the run, for a learner that may have to create it. An actor without `index` takes the first
+    free index.
     """
     signals, showing = StopSignals(), showing or RoleEndpoint(run, kind)
     showing.tell("begins")
@@ -100,7 +100,7 @@ def run_standalone_role(
 
 
 def _find_manifest_with_retry(config: KafkaConfig, run: str, signals: StopSignals) -> RunManifest | None:
-    """The run's charter, if there is one; Unreachable where no broker answers within kafka.wait_s."""
+    """Return the run's manifest, or None. Raises Unreachable if no broker responds within kafka.wait_s."""
     until = time.monotonic() + config.wait_s
     while not signals.stopped:
         try:
@@ -122,7 +122,7 @@ class _StandaloneRole:
         own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in LOCAL_KAFKA_KEYS})
         self._plan = replace(plan, config=plan.config.model_copy(update={"kafka": own}))
         self._connection = charter.connection(own)
-        self._lost: dict[int, float] = {}  # places that another took from this process, and when
+        self._lost: dict[int, float] = {}  # actor indices that another process took over, and when
 
     def live(self, index: int | None) -> None:
         directory = _open_run_directory(self._manifest, self._plan, self._kind)
@@ -140,7 +140,7 @@ class _StandaloneRole:
             directory.store.close()
 
     def _once(self, directory: RunDirectory, index: int | None) -> bool:
-        """Live one life; False when the place was taken by another, and there is one more to try."""
+        """Run the role once; return False if another process took over its index and another index can be tried."""
         actor = self._free() if self._kind == "actor" and index is None else index
         if self._signals.stopped:
             return True
@@ -174,7 +174,10 @@ class _StandaloneRole:
         return True
 
     def _free(self) -> int:
-        """The first actor of whom nothing was heard lately; waits as long as somebody who was killed counts as alive."""
+        """Return the first actor index without recent reports. Waits until a killed actor no longer counts as alive.
+
+        Raises Conflict if all indices stay taken.
+        """
         until = time.monotonic() + 2 * LIVENESS_TIMEOUT_S
         while True:
             taken = self._live_actors() | {
@@ -194,7 +197,7 @@ class _StandaloneRole:
         try:
             recent = board.read(ACTORS, max(0, board.end(ACTORS) - RECENT_RECORDS))
         except Unreachable:
-            return set(range(number))  # nobody can be heard: wait
+            return set(range(number))  # no actor can be observed: count all as alive
         finally:
             board.close()
         states = {told["actor"]: told.get("state") for _, told in recent if now - told["time_s"] < LIVENESS_TIMEOUT_S}
@@ -215,13 +218,13 @@ class _StandaloneRole:
 
 
 def _write_termination_message(word: str) -> None:
-    """For whoever runs containers: an end that was reached is not one that was asked for, and both have exit code 0."""
+    """Write `word` to $TERMINATION_LOG, to distinguish a completed run from a stopped one: both exit with 0."""
     if path := os.environ.get("TERMINATION_LOG"):
         Path(path).write_text(word)
 
 
 def _create_run(config: KafkaConfig, run: str, resolved: ResolvedConfig) -> RunManifest:
-    """A new run, known to everybody from now on."""
+    """Create a new run and post its manifest."""
     settings = resolved.config.model_copy(update={"kafka": config, "runtime": "kafka", "name": run})
     plan = make_plan(settings, probe(settings.env, settings.environment))
     require_memory(plan.config, plan.spec)
@@ -237,7 +240,7 @@ def _create_run(config: KafkaConfig, run: str, resolved: ResolvedConfig) -> RunM
 
 
 def _changed_hyperparameters(charter: RunManifest, resolved: ResolvedConfig) -> dict[str, Any]:
-    """The hyperparameters that are other ones now. What else is said must be what the run was created with."""
+    """Return the changed hyperparameters. Raises ConfigError if any other given setting differs from the run's."""
     known, fixed = charter.order.config, flatten(resolved.config)
     given = [key for key, source in resolved.sources.items() if source != "default" and not key.startswith("kafka.")]
     changed = [key for key in given if key not in ("name", "run_dir", "runtime") and known.get(key) != fixed.get(key)]
@@ -252,7 +255,7 @@ def _changed_hyperparameters(charter: RunManifest, resolved: ResolvedConfig) -> 
 
 
 def _publish_hyperparameters(charter: RunManifest, config: KafkaConfig, changed: Mapping[str, Any]) -> RunManifest:
-    """The same run with other hyperparameters from its newest checkpoint on; everybody who joins later is told."""
+    """Post an updated manifest with other hyperparameters, which apply from the run's newest checkpoint on."""
     plan = charter.order.plan()
     agent = plan.config.agent
     values = agent.model_dump(mode="json") | dict(changed)
@@ -268,7 +271,7 @@ def _publish_hyperparameters(charter: RunManifest, config: KafkaConfig, changed:
 
 
 def _open_run_directory(charter: RunManifest, plan: Plan, kind: str) -> RunDirectory:
-    """The run's own directory where this process sees it, or one of its own for what it leaves behind."""
+    """Open the run directory if it is visible here; otherwise open or create a local one for this process's files."""
     key = charter.run.rpartition("~")[2]
     name = charter.order.run if kind == "learner" else f"{charter.order.run}-{kind}"
     shared = (Path(charter.order.directory), runs_root() / charter.order.run) if kind != "actor" else ()

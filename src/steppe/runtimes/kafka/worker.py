@@ -1,5 +1,8 @@
-"""The life of one place over Kafka: links, roles, turns. In a process that the supervisor started (launch.py), or alone, in a
-container or on another machine (standalone.py)."""
+"""One worker slot over Kafka: its links and roles.
+
+Its process was started by the supervisor (launch.py), or is unsupervised, in a container or on another machine
+(standalone.py).
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,14 @@ from steppe.transport.kafka.weights import KafkaWeights, WeightPublisher
 from steppe.transport.local import LocalChannel
 from steppe.transport.shm import ShmControl
 
-IDLE_S = 0.02  # at most: messages wake a place, words of the supervisor do not
-RETRY_S = 0.5  # between two tries to reach brokers
-FLUSH_TIMEOUT_S = 10.0  # how long last messages may take
+IDLE_S = 0.02  # longest idle wait: messages wake a worker slot, but the supervisor's requests do not
+RETRY_S = 0.5  # between two attempts to reach brokers
+FLUSH_TIMEOUT_S = 10.0  # how long delivery of the last messages may take
 
 
 @dataclass(frozen=True)
 class SplitBoard:
-    """A Board that writes to one and reads another: to Kafka, and what the supervisor copies from there."""
+    """A Board that posts to one Board (Kafka) and reads from another (the supervisor's copy)."""
 
     written: Board
     copied: Board
@@ -56,7 +59,7 @@ class SplitBoard:
 
 @dataclass(frozen=True)
 class OfflineTolerantBoard:
-    """A Board that has nothing new while no broker answers."""
+    """A Board that returns no records while no broker responds."""
 
     board: KafkaBoard
 
@@ -71,10 +74,10 @@ class OfflineTolerantBoard:
 
 
 class KafkaLinks:
-    """What connects a place with the others."""
+    """The links of a worker slot: board, channel, weights, dead-letter queue."""
 
     def __init__(self, charter: RunManifest, plan: Plan, place: str, directory: RunDirectory) -> None:
-        """Unreachable, and nothing is left open, where no broker answers."""
+        """Open the links. Raises Unreachable, and leaves nothing open, if no broker responds."""
         self.connection = connection = charter.connection(plan.config.kafka)
         self.letters = DeadLetterQueue(connection, place, self._tell)
         self.board = KafkaBoard(connection, refuse=self.letters.refuse, num_actors=plan.num_writers)
@@ -105,7 +108,7 @@ class KafkaLinks:
             self.channel = KafkaWriter(connection, self.partition_reader, *outlet)
 
     def _inlet(self, charter: RunManifest, plan: Plan, directory: RunDirectory) -> KafkaReader | None:
-        """Where actor and learner share a place, segments never leave its memory."""
+        """Open the learner's channel; return its KafkaReader, or None if actor and learner share a slot."""
         actors, slots = plan.num_writers, plan.slots_per_actor
         if any(role.kind == "actor" for role in plan.places()["learner"]):
             self.channel = LocalChannel(plan.segment, actors, slots)
@@ -122,14 +125,14 @@ class KafkaLinks:
         return inlet
 
     def follow(self, commands: CommandReceiver) -> None:
-        """Hear commands, those from before included."""
+        """Subscribe to commands, including earlier ones."""
         with open_consumer(self.connection) as consumer:
             low, high = get_watermarks(consumer, self.connection.topic(COMMANDS))
         commands.first_live_offset = high
         self.partition_reader.follow(self.connection.topic(COMMANDS), 0, low, commands.take)
 
     def rest(self, timeout_s: float) -> None:
-        """Wait for something to come. What comes for the learner waits until it asks for it."""
+        """Wait up to `timeout_s` for messages. The learner's messages stay queued until it polls them."""
         self.letters.progress()
         if self.press is not None:
             self.press.require()
@@ -140,7 +143,7 @@ class KafkaLinks:
             self.partition_reader.progress(timeout_s)
 
     def close(self) -> None:
-        """Everything that was said is written down before this returns, if a broker answers."""
+        """Flush all messages, if a broker responds, and close the links."""
         try:
             if isinstance(self.channel, KafkaReader | KafkaWriter):
                 self.channel.close(FLUSH_TIMEOUT_S)
@@ -152,7 +155,7 @@ class KafkaLinks:
             self.partition_reader.close()
 
     def _tell(self, details: dict[str, Any]) -> None:
-        """Put what was refused into the event log."""
+        """Post a warning about a refused message to the event log."""
         event = EventReport(run=self._run, kind="warning", role=self._place, details=details)
         self.board.post(EVENTS, event.record())
 
@@ -161,7 +164,7 @@ class KafkaLinks:
 def open_kafka_links(
     charter: RunManifest, plan: Plan, place: str, directory: RunDirectory, heartbeat: Callable[[], object]
 ) -> Iterator[KafkaLinks]:
-    """Links that are closed at the end; Unreachable where no broker answers within kafka.wait_s."""
+    """Open links and close them at the end. Raises Unreachable if no broker responds within kafka.wait_s."""
     until = time.monotonic() + plan.config.kafka.wait_s
     while True:
         heartbeat()
@@ -180,7 +183,7 @@ def open_kafka_links(
 
 @dataclass(frozen=True)
 class KafkaWorkerSlot:
-    """One place of a run, and how long it stays."""
+    """One worker slot of a run, and the callbacks that control it."""
 
     manifest: RunManifest
     plan: Plan
@@ -188,18 +191,18 @@ class KafkaWorkerSlot:
     epoch: int
     directory: RunDirectory
     heartbeat: Callable[[], object]
-    asked: Callable[[str], int] | None = None  # what the supervisor says; without one, commands say it
-    stopped: Callable[[], bool] = lambda: False  # whether this process alone is to end
-    over: Callable[[Board], Board] = lambda board: board  # what is put between the roles and their Board
+    asked: Callable[[str], int] | None = None  # the supervisor's request; None: commands decide
+    stopped: Callable[[], bool] = lambda: False  # whether this process was asked to end
+    over: Callable[[Board], Board] = lambda board: board  # wraps the roles' Board
 
     def live(self, turns: RoleScheduler) -> CommandReceiver:
-        """Let the roles take turns until they are done."""
+        """Build the roles and step them in turn until they are done."""
         with open_kafka_links(self.manifest, self.plan, self.place, self.directory, self.heartbeat) as links:
             copied = OfflineTolerantBoard(links.board) if self.asked is None else self.directory.store
             board: Board = SplitBoard(links.board, copied)
             refuse = (
                 links.letters.refuse if self.place == "learner" else _ignore_refused
-            )  # each once, not by every role
+            )  # only the learner refuses, so that each message is refused once
             commands = CommandReceiver(
                 self.manifest, self.plan.config.agent, self._make_result_poster(links.board), refuse
             )
@@ -223,7 +226,7 @@ class KafkaWorkerSlot:
             )
             into = self.directory.profile if self.plan.config.flow.profile else None
             with sample_roles(roles, into, waiting=self.place) as turns.live:
-                host = next(role for role in turns.live if role.name == self.place)  # its guests end with it
+                host = next(role for role in turns.live if role.name == self.place)  # other roles end with it
                 while not host.done and not turns.faults:
                     self.heartbeat()
                     if not turns.once():
@@ -239,13 +242,13 @@ class KafkaWorkerSlot:
     def _prepare(self, roles: list[Role], links: KafkaLinks, commands: CommandReceiver) -> None:
         for role in roles:
             if isinstance(role, Learner) and not self.plan.lockstep:
-                # Actors that have lived on know what an earlier learner published.
+                # Actors that survived an earlier learner may have its versions, so start after the last one published.
                 role.version = max(role.version, links.weights.last_published_version(POLICY) + 1)
         if self.asked is None:
             links.follow(commands)
 
     def _copied(self, after: int) -> Sequence[tuple[int, dict[str, Any]]]:
-        """Commands as the supervisor has copied them."""
+        """Return commands that the supervisor has copied to the store."""
         return self.directory.store.read(COMMANDS, after)
 
     def _make_result_poster(self, board: Board) -> Callable[[dict[str, Any]], object]:
@@ -257,7 +260,7 @@ class KafkaWorkerSlot:
 
 
 def _ignore_refused(message: object, reason: str) -> None:
-    """The learner parks it."""
+    """Do nothing: the learner puts the message into the dead-letter queue."""
 
 
 def _send_due_reports(roles: list[Role]) -> None:
@@ -267,7 +270,7 @@ def _send_due_reports(roles: list[Role]) -> None:
 
 
 class _CatchUpBeforeFinish:
-    """What a role is asked; before it hears of the end, it has everything that was published until then."""
+    """Returns the request for a role; before the manager receives FINISH, it catches up with all published messages."""
 
     def __init__(self, asked: Callable[[str], int], links: KafkaLinks, heartbeat: Callable[[], object]) -> None:
         self._asked, self._links, self._beat = asked, links, heartbeat
@@ -284,7 +287,7 @@ class _CatchUpBeforeFinish:
 
 
 def run_kafka_worker(order: WorkerSpec, run: RunDirectory, turns: RoleScheduler) -> None:
-    """What a process does that the supervisor started."""
+    """Run a worker slot in a process that the supervisor started."""
     charter = msgspec.json.decode(order.plan, type=RunManifest)
     plan = replace(charter.order.plan(), resume=order.resume)
     configure_torch(plan.config)

@@ -1,1 +1,1 @@
-"""The `mpi` runtime: one rank per place."""
+"""The `mpi` runtime: one rank per worker slot."""

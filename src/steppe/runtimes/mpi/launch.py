@@ -1,8 +1,8 @@
-"""The `mpi` runtime: one rank per place. Under mpiexec the ranks are there already; otherwise it is started from here.
+"""The `mpi` runtime: one rank per worker slot. Unless mpiexec has already started the ranks, it is started here.
 
-`mpiexec -n 4 steppe train …`: the first rank supervises and learns (root.py). `steppe train …`: this process
-supervises, never joins the world, and outlives it. When a rank is killed, mpiexec kills the others: the run has failed,
-and what MPI left in shared memory is removed here.
+`mpiexec -n 4 steppe train …`: rank 0 supervises and learns (root.py). `steppe train …`: this process supervises, never
+initializes MPI, and outlives the ranks. If a rank is killed, mpiexec kills the others: the run has failed, and the
+files that MPI left in shared memory are removed here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # of MPICH a
 BOOTSTRAP_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from steppe.runtimes.mpi import root; root.main()"
 )
-STALE_S = 60.0  # files of MPI that nobody has mapped after so long were left by processes that were killed
+STALE_S = 60.0  # MPI's files older than this that no process has mapped were left by killed processes
 
 
 def under_mpiexec() -> bool:
@@ -42,7 +42,7 @@ def under_mpiexec() -> bool:
 
 
 def join(runtime: object) -> None:
-    """Under mpiexec, for this runtime: let every rank but the first serve the first, from here to the end of the program."""
+    """If runtime is "mpi" under mpiexec, let every rank except 0 serve rank 0 until the program ends."""
     if runtime == "mpi" and under_mpiexec():
         require_library()
         from steppe.runtimes.mpi import root
@@ -51,7 +51,7 @@ def join(runtime: object) -> None:
 
 
 def require_library() -> None:
-    """Raise unless MPI is installed; under mpiexec only the first rank says so."""
+    """Raise unless mpi4py is installed; under mpiexec only rank 0 raises, and the others exit."""
     if importlib.util.find_spec("mpi4py") is not None:
         return
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
@@ -60,7 +60,7 @@ def require_library() -> None:
 
 
 def require(plan: Plan) -> None:
-    """Raise, before anything is written, unless this plan can run here."""
+    """Raise, before anything is written, if this plan cannot run here."""
     require_library()
     if plan.config.flow.max_restarts not in (0, FlowConfig().max_restarts):
         raise ConfigError(
@@ -75,7 +75,7 @@ def require(plan: Plan) -> None:
 
 
 def find_mpiexec() -> str:
-    """The launcher that belongs to this Python, or the first on the path."""
+    """Return the mpiexec beside this Python, or the first on PATH."""
     own = Path(sys.executable).with_name("mpiexec")
     found = str(own) if own.exists() else shutil.which("mpiexec")
     if found is None:
@@ -84,7 +84,7 @@ def find_mpiexec() -> str:
 
 
 def launch(plan: Plan, directory: RunDirectory) -> Handle:
-    """Let the ranks that are there, or those that mpiexec starts now, run the plan."""
+    """Run the plan on the existing ranks, or start mpiexec."""
     require(plan)
     remove_stale_shm_files()
     if under_mpiexec():
@@ -95,12 +95,12 @@ def launch(plan: Plan, directory: RunDirectory) -> Handle:
 
 
 class MpiexecHandle(SubprocessHandle):
-    """A world of ranks, seen from outside."""
+    """A run under an mpiexec that this process started."""
 
     name, log = "mpiexec", "mpiexec.log"
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
-        self._dead: list[str] = []  # places whose rank is gone, first one first
+        self._dead: list[str] = []  # worker slots whose rank is gone, oldest first
         path = json.dumps(import_path())
         super().__init__(
             plan,
@@ -110,7 +110,7 @@ class MpiexecHandle(SubprocessHandle):
 
     @property
     def _gone(self) -> bool:
-        """Whether ranks have ended that were not told to: mpiexec brings down the others."""
+        """Whether a rank ended unexpectedly: then mpiexec kills the others."""
         return bool(self._dead) or super()._gone
 
     def _found(self, place: str, handle: int) -> None:
@@ -144,7 +144,7 @@ class MpiexecHandle(SubprocessHandle):
 
 
 def remove_stale_shm_files() -> None:
-    """Remove what MPI left in shared memory when its processes were killed: files of ours that nobody has mapped."""
+    """Remove shared-memory files of killed MPI processes: stale files of this user that no process has mapped."""
     old = time.time() - STALE_S
     files = [file for file in SHM_DIR.glob("mpich_shm_*") if _is_own(file, old)]
     if files:
@@ -164,7 +164,7 @@ def _read_or_empty(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
-        return ""  # of another user, or gone
+        return ""  # the file belongs to another user, or is gone
 
 
 def _remove(files: Iterable[str]) -> None:

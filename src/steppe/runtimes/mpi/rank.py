@@ -1,7 +1,8 @@
-"""The life of one rank of an MPI world: build the roles of one place, let them take turns, end.
+"""One MPI rank: build the roles of a worker slot, step them in turn, end.
 
-The first rank learns and directs the others (root.py), the second is the manager, the rest are actors. Where workers
-share a table, every rank is one, and the first is the rest besides. Between them are messages (transport/mpi/links.py) and the run's directory, which all of them must see.
+Rank 0 learns and controls the others (root.py), rank 1 is the manager, the rest are actors. If workers share a table,
+every rank is a worker, and rank 0 is learner and manager as well. Ranks communicate by messages
+(transport/mpi/links.py) and through the run directory, which must be visible to all of them.
 """
 
 from __future__ import annotations
@@ -35,40 +36,40 @@ from steppe.transport.mpi.links import Comm, MpiChannel, MpiControl, MpiWeights,
 if TYPE_CHECKING:
     from steppe.transport.mpi.tables import MpiTable
 
-BEGIN, END = "begin", "end"  # words besides those for kinds: build the roles; let go, everything is over
-LAUNCH_TAG = 1  # the tag of orders, in the world's own communicator; an empty one is farewell
+BEGIN, END = "begin", "end"  # control words besides the role kinds: build the roles; close the links
+LAUNCH_TAG = 1  # tag of LaunchSpec messages, in COMM_WORLD; an empty message ends the rank
 HEARTBEAT_INTERVAL_S = 0.5
-POLL_INTERVAL_S = 0.001  # how often a role that is at work looks for messages
+POLL_INTERVAL_S = 0.001  # how often a busy role polls for messages
 SPIN_S = 0.00005
 MAX_BACKOFF_S = {
     "learner": 0.001,
     "actor": 0.001,
     "worker": 0.001,
     "manager": 0.02,
-}  # between two looks of one that has nothing to do
+}  # longest pause between two polls of an idle rank
 SHM_DIR = Path("/dev/shm")
 
 
 def slots_by_rank(plan: Plan) -> list[str]:
-    """The place on each rank, the first rank's first."""
+    """Return the worker slot of each rank."""
     places = list(plan.places())
     first = [place for place in ("learner", "manager") if place in places]
     return [*first, *(place for place in places if place not in first)]
 
 
 class Backoff:
-    """Waiting without burning a core: spin briefly, then sleep an eighth of the time waited so far, up to a limit."""
+    """Wait without occupying a core: spin briefly, then sleep an eighth of the time waited so far, up to a limit."""
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
         self._since_s: float | None = None
 
     def over(self) -> None:
-        """There was something to do."""
+        """Reset the backoff after work was done."""
         self._since_s = None
 
     def wait(self) -> None:
-        """There was nothing to do."""
+        """Pause after an idle poll."""
         now = time.monotonic()
         if self._since_s is None:
             self._since_s = now
@@ -77,10 +78,10 @@ class Backoff:
 
 
 class MpiWorkerSlot:
-    """One rank's place in a run: its links to the others and, once they are built, its roles."""
+    """One rank's worker slot in a run: its links to the other ranks and, once they are built, its roles."""
 
     def __init__(self, world: Comm, order: LaunchSpec) -> None:
-        """All ranks take theirs at the same time."""
+        """Collective: all ranks must construct it at the same time."""
         self.order, self.plan = order, order.plan()
         places = slots_by_rank(self.plan)
         self.place = places[world.Get_rank()]
@@ -100,38 +101,38 @@ class MpiWorkerSlot:
         self._looked_s = self._beat_s = 0.0
 
     def _make_table(self, world: Comm, places: list[str]) -> MpiTable:
-        from steppe.transport.mpi.tables import MpiTable  # compiled parts, which only these runs need
+        from steppe.transport.mpi.tables import MpiTable  # compiled modules that only these runs need
 
         return MpiTable(world, [places.index(role.place) for role in self.plan.roles if role.kind == "worker"])
 
     @property
     def settled(self) -> bool:
-        """Whether no segment, and nothing for a table, is under way from here."""
+        """Whether no segment or table message of this rank is in flight."""
         return self.channel.settled and (self.table is None or self.table.settled)
 
     def build(self, run: Callable[[], RunDirectory]) -> None:
-        """Build the roles in the run's directory. One that cannot be built is told like one that failed later."""
+        """Build the roles in the run directory. A role that cannot be built is reported like one that fails later."""
         try:
             self.run = run()
             into = self.run.profile if self.plan.config.flow.profile else None
             self.turns.live = self._stack.enter_context(sample_roles(self._roles(self.run), into, waiting=self.place))
             self._host = next(role for role in self.turns.live if role.name == self.place)
-        except Exception as error:  # noqa: BLE001 - whatever it is becomes the run's fault, with its traceback
+        except Exception as error:  # noqa: BLE001 - any exception becomes a fault with its traceback
             self.turns.faults.append(Fault.of(self.place, error))
             self._end()
 
     def turn(self) -> bool:
-        """Look for messages and let every role of this place do one step; False when there was nothing to do."""
+        """Process messages and step every role of this worker slot once; return whether any made progress."""
         self.heartbeat(always=True)
         if self.over or self._host is None:
             return False
         busy = self.turns.once()
-        if self._host.done or self.turns.faults:  # when the host is done, its guests are too
+        if self._host.done or self.turns.faults:  # the slot's other roles end with the host
             self._end()
         return busy
 
     def heartbeat(self, *, always: bool = False) -> None:
-        """Say that this rank is alive, and look for messages; called often, so mostly it does nothing."""
+        """Send a heartbeat and process messages if due; called often, so it mostly does nothing."""
         now = time.monotonic()
         if now - self._looked_s >= POLL_INTERVAL_S or always:
             self._looked_s = now
@@ -141,7 +142,7 @@ class MpiWorkerSlot:
             self.progress()
 
     def progress(self) -> None:
-        """Let messages come and go. The last weights come before the word that there will be no more."""
+        """Progress all links. Control words wait until weights are received: the last weights precede the end."""
         self.channel.progress()
         self.weights.progress()
         if self.table is not None:
@@ -150,7 +151,7 @@ class MpiWorkerSlot:
             self.words.progress(hold=self._hold())
 
     def close(self) -> None:
-        """Let go of the links, together with the other ranks."""
+        """Close the links; collective over all ranks."""
         for link in (self.channel, self.weights, self.words, self.table):
             if link is not None:
                 link.close()
@@ -166,7 +167,7 @@ class MpiWorkerSlot:
         return build_roles(self.order, self.plan, self.place, run, links, asked, self.heartbeat, table=self.table)
 
     def _end(self) -> None:
-        """Close the roles, and put what went wrong into the event log."""
+        """Close the roles and post their faults to the event log."""
         self.turns.close()
         self._stack.close()
         self.over = True
@@ -175,7 +176,7 @@ class MpiWorkerSlot:
 
 
 def _channel_spec(plan: Plan) -> SegmentSpec:
-    """What goes through the channel; only for gradients must there be an agent to say."""
+    """Return the channel's message layout; only gradients need an agent to know it."""
     if not plan.config.by_gradients:
         return plan.segment
     from steppe.runtimes.builder import channel_spec
@@ -184,20 +185,20 @@ def _channel_spec(plan: Plan) -> SegmentSpec:
 
 
 def serve_rank(world: Comm) -> NoReturn:
-    """Any rank but the first: carry out its orders, one after the other, until it says farewell."""
+    """Serve rank 0 from another rank: run its launches, one after the other, until an empty message; then exit."""
     ignore_stop_signals()
     try:
         while (order := _receive_launch_spec(world)) is not None:
             _run_launch(world, order)
-    except BaseException:  # noqa: BLE001 - told, and the whole world ends with it
-        # Python would wait in MPI_Finalize for the others, and they for this rank.
+    except BaseException:  # noqa: BLE001 - reported, and all ranks are aborted
+        # Otherwise Python would wait in MPI_Finalize for the other ranks, and they for this one.
         sys.excepthook(*sys.exc_info())
         abort(world, FAULT_EXIT_CODE)
     sys.exit(0)
 
 
 def ignore_stop_signals() -> None:
-    """Ctrl-C and SIGTERM reach every rank; the one that supervises decides."""
+    """Ignore Ctrl-C and delay SIGTERM: both reach every rank, and the supervisor decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, exit_after_grace)
 
@@ -238,12 +239,12 @@ def _progress_until(seat: MpiWorkerSlot, true: Callable[[], bool]) -> None:
 
 
 def process_location() -> dict[str, Any]:
-    """Where this rank is, for whoever has to clear up after it."""
+    """Return this rank's pid, host and shared-memory files, for the process that cleans up after it."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "files": mapped_shm_files()}
 
 
 def mapped_shm_files() -> list[str]:
-    """The files in shared memory that this process has mapped: MPI leaves them there when its processes are killed."""
+    """Return the shared-memory files that this process has mapped: MPI leaves them behind if it is killed."""
     try:
         words = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:
@@ -252,7 +253,7 @@ def mapped_shm_files() -> list[str]:
 
 
 def abort(world: Comm, code: int) -> NoReturn:
-    """End the whole world at once."""
+    """Abort all ranks immediately."""
     sys.stdout.flush()
     sys.stderr.flush()
     for file in mapped_shm_files():

@@ -1,7 +1,7 @@
-"""The first rank of an MPI world: the learner's place, and word to and from all others.
+"""MPI rank 0: runs the learner and controls all other ranks.
 
-Where the user started mpiexec, the first rank also supervises, with a WorldHandle. Where Steppe started it (launch.py), the
-supervisor is another process: `main` passes on what it asks, and tells it what becomes of the roles.
+If the user started mpiexec, rank 0 also supervises, with an MpiRootHandle. If Steppe started mpiexec (launch.py), the
+supervisor is another process: `main` relays its requests, and reports the state of the roles to it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from steppe.runtimes.resume import prime_channel
 from steppe.runtimes.subprocess_driver.child import LineReader, relay_commands, reserve_stdout_for_replies, send_reply
 from steppe.transport.mpi.links import Comm, import_mpi
 
-START_S = 120.0  # how long a rank may take to its first sign of life: imports on a busy machine
-HANG_CHECK_INTERVAL_S = 0.5  # between looks for hung ranks
-TRACEBACK_TIMEOUT_S = 2.0  # how long a hung one has to write down where it hangs
-INTERRUPTED = 130  # the exit code of a run that was stopped and does not answer
+START_S = 120.0  # deadline of a rank's first heartbeat: imports are slow on a busy machine
+HANG_CHECK_INTERVAL_S = 0.5  # between checks for hung ranks
+TRACEBACK_TIMEOUT_S = 2.0  # how long a hung rank has to write its traceback
+INTERRUPTED = 130  # the exit code of a run that was stopped and has a rank that does not respond
 
 
 def comm_world() -> Comm:
-    """Everyone that mpiexec started."""
+    """Return COMM_WORLD: all ranks that mpiexec started."""
     comm: Comm = import_mpi().COMM_WORLD
     return comm
 
 
 def require_size(plan: Plan) -> None:
-    """Raise unless mpiexec started as many ranks as the plan has places."""
+    """Raise unless mpiexec started as many ranks as the plan has worker slots."""
     needed, size = len(slots_by_rank(plan)), comm_world().Get_size()
     if needed != size:
         num = plan.config.actors
@@ -68,7 +68,7 @@ def require_size(plan: Plan) -> None:
 
 
 class MpiRootHandle:
-    """A run over all ranks, as the first of them sees it. `advance` lets the learner work, here."""
+    """A run over all ranks, controlled by rank 0. `advance` steps the learner in this process."""
 
     def __init__(self, order: LaunchSpec, directory: RunDirectory, comm: Comm) -> None:
         self._comm, self._directory = comm, directory
@@ -129,12 +129,12 @@ class MpiRootHandle:
         self._part()
 
     def state(self) -> dict[str, Any]:
-        """What has become of the roles, as plain data."""
+        """Return ended worker slots, faults and rank locations as plain data."""
         faults = [asdict(fault) for fault in self.faults()]
         return {"ended": sorted(self._over()), "faults": faults, "ranks": dict(self.ranks)}
 
     def _part(self) -> None:
-        """Every other rank waits for the last word and takes in whatever comes until then."""
+        """Deliver the last weights, send END and close the links; the other ranks receive messages until END."""
         seat = self._seat
         while not all(seat.weights.delivered(rank) for rank in range(1, self._comm.Get_size())):
             seat.progress()
@@ -144,7 +144,7 @@ class MpiRootHandle:
         seat.close()
 
     def _over(self) -> set[str]:
-        """The places that have come to their end."""
+        """Return the worker slots that have ended or hang."""
         return self._ended | ({"learner"} if self._seat.over else set()) | set(self._hung_slots())
 
     def _hung_slots(self) -> list[str]:
@@ -164,7 +164,7 @@ class MpiRootHandle:
                     self._faults.setdefault(place, msgspec.convert(told, Fault))
 
     def _look_for_hung(self) -> None:
-        """Notes that came while the learner was at work count, so they are read first."""
+        """Record ranks without a recent heartbeat as hung, after reading the pending heartbeats."""
         if self._closed or time.monotonic() - self._looked_s < HANG_CHECK_INTERVAL_S:
             return
         self._seat.progress()
@@ -177,7 +177,7 @@ class MpiRootHandle:
                 self._faults[place] = Fault(place, "hung", message, {"traceback": self._where(place)})
 
     def _where(self, place: str) -> str:
-        """What a rank on this host is doing, as it writes into its log."""
+        """Return the traceback that a rank on this host writes to its log on request, or an empty string."""
         log = self._directory.path / "logs" / f"{place}.log"
         known = self.ranks.get(place)
         if known is None or known["host"] != self._seat.order.host or not log.exists():
@@ -191,12 +191,12 @@ class MpiRootHandle:
         return text
 
 
-_worlds_to_release: list[Comm] = []  # to say, once
-_hung_worlds: list[tuple[Comm, int]] = []  # worlds with a rank that does not answer, and the exit code for that
+_worlds_to_release: list[Comm] = []  # communicators whose other ranks still serve this one
+_hung_worlds: list[tuple[Comm, int]] = []  # communicators with a rank that does not respond, and the exit code
 
 
 def release_ranks() -> None:
-    """Let the other ranks go; by force where one does not answer, as MPI would wait for it without end."""
+    """Let the other ranks exit. If one does not respond, abort all: MPI would wait for it indefinitely."""
     if _hung_worlds:
         abort(*_hung_worlds[0])
     while _worlds_to_release:
@@ -206,7 +206,7 @@ def release_ranks() -> None:
 
 
 def join() -> None:
-    """Enter the world that mpiexec made. Only the first rank comes back; the others serve it until it ends."""
+    """Initialize MPI. Returns only on rank 0; the other ranks serve it until it ends."""
     comm = comm_world()
     if comm.Get_rank():
         serve_rank(comm)
@@ -216,7 +216,7 @@ def join() -> None:
 
 
 def main() -> NoReturn:
-    """What every rank runs where Steppe started mpiexec."""
+    """Run a rank of an mpiexec that Steppe started."""
     answers = reserve_stdout_for_replies()
     join()
     ignore_stop_signals()
@@ -228,8 +228,8 @@ def main() -> NoReturn:
             lambda order, directory: MpiRootHandle(order, directory, comm_world()),
         )
     except EOFError:
-        abort(comm_world(), FAULT_EXIT_CODE)  # the supervisor is gone: roles never live on alone
-    except BaseException:  # noqa: BLE001 - told, and the whole world ends: Python would wait for the others in its exit
+        abort(comm_world(), FAULT_EXIT_CODE)  # the supervisor is gone: no role may be orphaned
+    except BaseException:  # noqa: BLE001 - reported, and all ranks aborted: Python would wait for them at exit
         sys.excepthook(*sys.exc_info())
         abort(comm_world(), FAULT_EXIT_CODE)
     release_ranks()

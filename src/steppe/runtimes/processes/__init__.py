@@ -1,1 +1,1 @@
-"""The `processes` runtime: one process per place on this machine."""
+"""The `processes` runtime: one process per worker slot on this machine."""

@@ -1,5 +1,7 @@
-"""The `processes` runtime with the learner in the caller's process, where the parts are that the caller gave: actors and
-workers are processes, and the agent, the replay pool and the parameter server are the caller's own objects."""
+"""The `processes` runtime with the learner in the caller's process.
+
+Actors and workers are processes; the agent, the replay pool and the parameter server are the caller's own objects.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ LEARNER = "learner"
 
 
 def launch(plan: Plan, directory: RunDirectory, parts: SuppliedComponents) -> InProcessLearnerHandle:
-    """Start a process per place but the learner's, and build the learner here; it works during `advance`."""
+    """Start a process per worker slot except the learner's, and build the learner here; it works during `advance`."""
     return InProcessLearnerHandle(plan, directory, parts)
 
 
 class InProcessLearnerHandle(ProcessHandle):
-    """A ProcessHandle whose learner takes its turns in `advance`."""
+    """A ProcessHandle whose learner is stepped in `advance`."""
 
     def __init__(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents) -> None:
         self._scheduler = RoleScheduler([])
@@ -80,7 +82,7 @@ class InProcessLearnerHandle(ProcessHandle):
 
     def close(self, timeout_s: float) -> None:
         try:
-            with contextlib.suppress(AttributeError):  # `_open` failed: there is nobody to ask
+            with contextlib.suppress(AttributeError):  # `_open` failed: there is no control block
                 self.ask(LEARNER, STOP)
             with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
                 self._scheduler.close()

@@ -1,7 +1,7 @@
-"""One process per place, linked by shared memory, started from a preloaded fork server.
+"""One process per worker slot, linked by shared memory, started from a preloaded fork server.
 
-The supervisor (this process) never imports torch: it starts the processes, watches them, starts actors, workers and the
-manager again when they are killed or hang, and tells all of them when to end. Their side is worker.py.
+The supervisor (this process) never imports torch: it starts and monitors the processes, restarts actors, workers and
+the manager if they are killed or hang, and tells all of them when to end. The processes run worker.py.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from steppe.runtimes.processes.worker import (
 from steppe.runtimes.resume import prime_channel
 from steppe.transport.shm import ShmChannel, ShmControl, ShmWeights
 
-WEIGHTS_BYTES = 64 << 20  # room to keep free for weights, whose size only the learner knows
-START_S = 120.0  # how long a process may take to its first heartbeat: imports on a busy machine
-TRACEBACK_TIMEOUT_S = 2.0  # how long a hung process has to write down where it hangs
+WEIGHTS_BYTES = 64 << 20  # shared memory reserved for weights, whose size only the learner knows
+START_S = 120.0  # deadline of a process's first heartbeat: imports are slow on a busy machine
+TRACEBACK_TIMEOUT_S = 2.0  # how long a hung process has to write its traceback
 
 
 class Closeable(Protocol):
-    """What a run holds on to until its processes have ended."""
+    """A resource that a run keeps open until its processes have ended."""
 
     def close(self) -> None: ...
 
 
 def start_fork_server(*, torch: bool = True) -> None:
-    """Start the fork server and its imports now, while the caller does something else; with torch, or only for tables."""
+    """Start the fork server and its imports in the background, with torch or only for tabular agents."""
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
     _context().set_forkserver_preload(["steppe.runtimes.preload" if torch else "steppe.runtimes.preload_tabular"])
-    resource_tracker.ensure_running()  # here already: starting it unblocks the signals that are blocked below
-    # Stop signals reach the whole group. The server inherits this mask: it must outlive the end it helps to bring about,
-    # and while it imports it has no handlers of its own yet.
+    resource_tracker.ensure_running()  # first, because starting it unblocks the signals that are blocked below
+    # Stop signals reach the whole process group. The server inherits this mask: it is needed until the run has shut
+    # down, and has no handlers of its own yet while it imports.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         with _without_main(), _without_output(), _safe_import_path():
@@ -75,14 +75,14 @@ def start_fork_server(*, torch: bool = True) -> None:
 
 
 def launch(plan: Plan, directory: RunDirectory) -> ProcessHandle:
-    """Start a process per place; they begin to work at once."""
+    """Start a process per worker slot; they begin to work at once."""
     return ProcessHandle(plan, directory)
 
 
 class ProcessHandle:
-    """The processes of a run, their shared memory, and what became of them."""
+    """The processes of a run, their shared memory and their faults."""
 
-    _work: WorkerMain | None = None  # what a process does whose roles are linked by something else
+    _work: WorkerMain | None = None  # a process's main function if its roles are not linked by shared memory
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
         self._plan, self._directory = plan, directory
@@ -90,14 +90,14 @@ class ProcessHandle:
         self._processes: dict[str, BaseProcess] = {}
         self._faults: dict[str, Fault] = {}
         self._epochs: Counter[str] = Counter()
-        self._excused_restarts: Counter[str] = Counter()  # of these, the ones that were asked for
-        self._lost: set[str] = set()  # workers that the others go on without
+        self._excused_restarts: Counter[str] = Counter()  # those of `_epochs` that do not count against max_restarts
+        self._lost: set[str] = set()  # dead workers that the others continue without
         self._sizes: dict[str, int | None] = {}
         self._oom_kills = oom_kills()
         self._asked = RUN
-        self._num_actors = plan.config.actors  # wanted now
+        self._num_actors = plan.config.actors  # requested number
         self._wakeups: list[Wakeup] = []
-        self._channel: ShmChannel | None = None  # gradients have one that the learner's place makes
+        self._channel: ShmChannel | None = None  # of gradients, the learner's process creates it
         self._links: list[Closeable] = []
         try:
             self._open(plan)
@@ -140,22 +140,22 @@ class ProcessHandle:
         self._processes[place] = process
 
     def workers(self) -> list[BaseProcess]:
-        """The processes of the workers, in their order, those that have ended included."""
+        """Return the workers' processes in order, including those that have ended."""
         return [process for place, process in self._processes.items() if place.startswith("worker-")]
 
     def shared_values(self) -> np.ndarray | None:
-        """The table that workers share, in shared memory; None where there is none."""
+        """Return the table that workers share, in shared memory, or None."""
         table = open_shared_table(self._room, self._plan)
         return table.values if table is not None and table.made else None
 
     @property
     def channel(self) -> ShmChannel:
-        """Where segments come, for a caller in the learner's place."""
+        """The channel of segments, for a caller that acts as the learner."""
         assert self._channel is not None, "gradients go to the learner's place"
         return self._channel
 
     def _words(self) -> bytes:
-        """What every process is told of the plan."""
+        """Return the plan as every process receives it, as JSON."""
         return msgspec.json.encode({"config": flatten(self._plan.config), "spec": asdict(self._plan.spec)})
 
     def advance(self, timeout_s: float) -> None:
@@ -193,7 +193,7 @@ class ProcessHandle:
         self._reconcile_actors()
 
     def _reconcile_actors(self) -> None:
-        """Dismiss actors beyond the wanted number, and start those that are missing, as long as the run is not ending."""
+        """Dismiss actors beyond the requested number and start missing ones, unless the run is ending."""
         for place in self._places if self._asked == RUN and self.max_actors else ():
             process = self._processes.get(place)
             if not self._wanted(place):
@@ -211,13 +211,13 @@ class ProcessHandle:
     def close(self, timeout_s: float) -> None:
         try:
             deadline = time.monotonic() + timeout_s
-            for kinds in (("actor", "worker", "learner", "manager"), (REPLAY,)):  # the learner's last words need replay
+            for kinds in (("actor", "worker", "learner", "manager"), (REPLAY,)):  # the learner's end needs replay
                 for kind in kinds if self._processes else ():
                     self.ask(kind, STOP)
                 for place, process in self._processes.items():
                     if place.startswith(kinds):
                         process.join(max(0.0, deadline - time.monotonic()))
-        finally:  # also when a second Ctrl-C ends the waiting
+        finally:  # also if a second Ctrl-C interrupts the wait
             for process in self._processes.values():
                 if process.is_alive():
                     process.kill()
@@ -229,13 +229,13 @@ class ProcessHandle:
             remove_shared_dir(self._room)
 
     def _tend(self) -> None:
-        """Look after every process: find the hung, start the killed again, note what cannot be mended."""
+        """Check every process: kill hung ones, restart killed ones, record permanent faults."""
         for place, process in list(self._processes.items()):
             hung = self._end_if_hung(place, process)
             if process.exitcode in (None, 0) or place in self._faults or place in self._lost:
                 continue
             if not self._wanted(place):
-                continue  # it was dismissed
+                continue  # the actor was dismissed
             fault = hung or self._explain(place, process)
             if ((process.exitcode or 0) < 0 or self._is_transient(place, fault)) and self._may_restart(place):
                 self._epochs[place] += 1
@@ -248,18 +248,18 @@ class ProcessHandle:
         self._reconcile_actors()
 
     def _is_transient(self, place: str, fault: Fault) -> bool:
-        """Whether a fault was not the process's own and will pass by itself."""
+        """Whether a fault has an external cause that will pass."""
         return False
 
     def _others_can_continue(self, place: str) -> bool:
-        """Whether this is a worker that was killed, and others are left to do its share without waiting for it."""
+        """Whether this is a worker, and other workers can do its share without waiting for it."""
         if self._plan.config.by_gradients and (self._plan.lockstep or self._plan.config.episodes is not None):
-            return False  # a round, or its share of the episodes, waits for it
+            return False  # a round, or the episode quota, waits for it
         crowd = [name for name in self._processes if name.startswith("worker-") and name != place]
         return place.startswith("worker-") and any(self._processes[name].exitcode in (None, 0) for name in crowd)
 
     def _let_go(self, place: str, fault: Fault) -> None:
-        """Go on without a worker: what it had not merged is lost, and given out again."""
+        """Continue without a worker: its unmerged steps are lost, and other workers claim them again."""
         self._lost.add(place)
         table = open_shared_table(self._room, self._plan)
         if table is None:
@@ -270,13 +270,14 @@ class ProcessHandle:
         self._note("warning", place, {**fault.details, "message": message, "lost_steps": lost})
 
     def _may_restart(self, place: str) -> bool:
-        """Neither the learner's place nor replay can be: what they knew is in checkpoints. A run that is ending starts nothing."""
+        """Whether to restart a process: not while the run is ending, and neither learner nor replay, whose state is
+        only in checkpoints."""
         limit = self._plan.config.flow.max_restarts
         needed = not place.startswith(("learner", REPLAY)) and self._asked == RUN and self._wanted(place)
         return needed and self._epochs[place] - self._excused_restarts[place] < limit
 
     def _end_if_hung(self, place: str, process: BaseProcess) -> Fault | None:
-        """A process whose step takes too long says where it is, and is killed."""
+        """Kill a process whose step exceeds flow.hang_s, and return the fault with its traceback; else None."""
         limit_s = self._plan.config.flow.hang_s
         if place == "learner" or process.exitcode is not None or self._control.silence_s(self._number(place)) < limit_s:
             return None
@@ -298,7 +299,7 @@ class ProcessHandle:
         return text
 
     def _explain(self, place: str, process: BaseProcess) -> Fault:
-        """What a process said before it ended, or what can be said of one that could not say anything."""
+        """Return the fault that a process reported before it ended, or one inferred from its exit code."""
         if (process.exitcode or 0) >= 0 and (told := self._told(place)) is not None:
             return told
         code, size = process.exitcode or 0, self._sizes.get(place)
@@ -330,7 +331,7 @@ def _context() -> ForkServerContext:
 
 @contextlib.contextmanager
 def _without_output() -> Iterator[None]:
-    """Keep the fork server from holding on to the caller's output: whoever reads it to its end would wait for it."""
+    """Keep the fork server from inheriting the caller's output, whose reader would otherwise never see its end."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]

@@ -1,6 +1,6 @@
-"""The life of one process of the `processes` runtime: build the roles of one place, let them take turns, end.
+"""One process of the `processes` runtime: build the roles of a worker slot, step them in turn, exit.
 
-The supervisor's side is supervisor.py. What crosses between them at the start is an Order; after that, shared memory.
+The supervisor (supervisor.py) sends a WorkerSpec at the start; after that they communicate through shared memory.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ IDLE_S = {
     "manager": 0.05,
     "worker": 0.002,
     "replay": 0.0,
-}  # bells wake actors, questions replay; the rest go by time
-TABULAR_LEARNER_IDLE_S = 0.02  # of a learner's place that only watches workers
-POLL_INTERVAL_S = 0.005  # between looks for what another place makes
+}  # longest idle wait: wakeups wake actors, and requests wake replay; the others poll
+TABULAR_LEARNER_IDLE_S = 0.02  # of a learner that only monitors workers
+POLL_INTERVAL_S = 0.005  # between checks for the channel that the learner's process creates
 FAULT_EXIT_CODE = 70
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TRACEBACK_SIGNAL = signal.SIGUSR1  # asks for a traceback into the log: what a hung process is doing
-TERM_GRACE_S = 8.0  # for the supervisor, which heard the same signal, to end a process in good order
+TRACEBACK_SIGNAL = signal.SIGUSR1  # makes a hung process write a traceback to its log
+TERM_GRACE_S = 8.0  # for the supervisor, which received the same signal, to end the process gracefully
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a process is to be, as plain data."""
+    """Everything that a process needs to start, as plain data."""
 
-    plan: bytes  # JSON of the fitted configuration and the world's spec, from which the same plan is made again
+    plan: bytes  # JSON of the resolved configuration and the environment's spec, to rebuild the plan
     resume: int | None
     place: str
-    number: int  # of the place, for its heartbeat
+    number: int  # of the worker slot, for its heartbeat
     epoch: int
     room: str
     directory: str
@@ -76,9 +76,10 @@ WorkerMain = Callable[[WorkerSpec, RunDirectory, RoleScheduler], None]
 
 
 def run_worker(order: WorkerSpec, work: WorkerMain | None = None) -> None:
-    """Never returns: exit code 0 when the roles are done, FAULT_EXIT with a fault in the event log when one failed.
+    """Run the roles and exit the process.
 
-    `work` is what the process does, unless its roles are linked by shared memory.
+    The exit code is 0 when they are done, or FAULT_EXIT_CODE with a fault in the event log. `work` replaces the main
+    function for roles that are not linked by shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, exit_after_grace)
@@ -90,16 +91,16 @@ def run_worker(order: WorkerSpec, work: WorkerMain | None = None) -> None:
     turns = RoleScheduler([])
     try:
         (work or _run_roles)(order, run, turns)
-    except Exception as error:  # noqa: BLE001 - a role that cannot even be built is told like one that failed later
+    except Exception as error:  # noqa: BLE001 - a role that cannot be built is reported like one that fails later
         turns.faults.append(Fault.of(order.place, error))
-    with contextlib.suppress(DiskFull):  # what became of the process is also in its room
+    with contextlib.suppress(DiskFull):  # the fault is also in the shared directory
         for fault in reversed(turns.faults):
             _report_fault(run, order, fault)
         run.board.flush()
         run.store.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(FAULT_EXIT_CODE if turns.faults else 0)  # nothing is left to do, and torch's threads need no farewell
+    os._exit(FAULT_EXIT_CODE if turns.faults else 0)  # skip interpreter shutdown: torch's threads may block it
 
 
 def _run_roles(order: WorkerSpec, run: RunDirectory, turns: RoleScheduler) -> None:
@@ -113,7 +114,7 @@ def _run_roles(order: WorkerSpec, run: RunDirectory, turns: RoleScheduler) -> No
         return
     into = run.profile if plan.config.flow.profile else None
     with sample_roles(_build_roles(plan, order, room, run, control), into, waiting=order.place) as turns.live:
-        host = next(role for role in turns.live if role.name == order.place)  # when it is done, its guests are too
+        host = next(role for role in turns.live if role.name == order.place)  # the slot's other roles end with it
         bell = Wakeup(room / f"bell-{order.place}")
         idle_s = IDLE_S[order.place.partition("-")[0]]
         if plan.config.mode == "workers" and not plan.config.by_gradients and order.place == "learner":
@@ -156,7 +157,10 @@ def _build_roles(plan: Plan, order: WorkerSpec, room: Path, run: RunDirectory, c
 
 
 def _open_channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChannel:
-    """The supervisor makes it, but for gradients: how large those are only an agent can say, and the learner's place makes it."""
+    """Open the channel that the supervisor created.
+
+    For gradients, whose size depends on the agent, the learner's process creates it.
+    """
     if not plan.config.by_gradients:
         return ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
     if place == "learner":
@@ -168,7 +172,7 @@ def _open_channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmC
 
 
 def create_gradient_channel(plan: Plan, shared_dir: Path, run: RunDirectory, agent: Agent | None = None) -> ShmChannel:
-    """Make the channel for gradients, of an agent's size, and show it to the workers when it is complete."""
+    """Create the channel for gradients of the agent's size, and make it visible to the workers when it is complete."""
     from steppe.runtimes.builder import channel_spec
 
     about = (shared_dir, channel_spec(plan, agent), run.id, plan.num_writers, plan.slots_per_actor)
@@ -179,7 +183,7 @@ def create_gradient_channel(plan: Plan, shared_dir: Path, run: RunDirectory, age
 
 
 def _wait_for_channel(plan: Plan, order: WorkerSpec, room: Path, control: ShmControl) -> bool:
-    """Wait for the channel where another place makes it; False when the run ends before that."""
+    """Wait until the learner's process has created the channel; return False if the run ends before that."""
     kind = order.place.partition("-")[0]
     if not plan.config.by_gradients or kind == "learner":
         return True
@@ -194,15 +198,15 @@ def _wait_for_channel(plan: Plan, order: WorkerSpec, room: Path, control: ShmCon
 
 
 def rpc_socket_path(shared_dir: Path, worker_slot: str) -> Path:
-    """Where a replay role is asked."""
+    """Return the path of a replay role's RPC socket."""
     return shared_dir / f"desk-{worker_slot}"
 
 
 def open_shared_table(shared_dir: Path, plan: Plan) -> ShmTable | None:
-    """What workers learn together; nothing in other modes."""
+    """Open the table that workers share; return None in other modes."""
     if plan.config.mode != "workers" or plan.config.by_gradients:
         return None
-    from steppe.transport.tables.shared import ShmTable  # compiled parts, which only these runs need
+    from steppe.transport.tables.shared import ShmTable  # compiled modules that only these runs need
 
     return ShmTable(shared_dir)
 
@@ -212,14 +216,14 @@ def _bind_kind(control: ShmControl, kind: str, place: int) -> Callable[[], int]:
 
 
 def _apply_environment(environ: dict[str, str], script: references.Script | None) -> None:
-    """Take over what may have changed since the fork server started, besides what multiprocessing carries."""
+    """Apply the environment variables and main script, which may have changed since the fork server started."""
     os.environ.clear()
     os.environ.update(environ)
     references.set_main_script(script)
 
 
 def exit_after_grace(number: int, frame: types.FrameType | None) -> None:
-    """On SIGTERM: mostly it went to the whole group, and the supervisor is about to ask for a good end."""
+    """Exit TERM_GRACE_S after SIGTERM: the supervisor usually received it too, and requests a graceful end first."""
     signal.signal(number, signal.SIG_DFL)
     timer = threading.Timer(TERM_GRACE_S, os.kill, (os.getpid(), number))
     timer.daemon = True
@@ -227,20 +231,20 @@ def exit_after_grace(number: int, frame: types.FrameType | None) -> None:
 
 
 def _report_fault(run: RunDirectory, order: WorkerSpec, fault: Fault) -> None:
-    """To the supervisor through the room, where there is always place for it, and to everyone in the event log."""
-    with contextlib.suppress(FileNotFoundError):  # the supervisor did not wait for this one
+    """Report a fault to the supervisor through a file in the shared directory, and post it to the event log."""
+    with contextlib.suppress(FileNotFoundError):  # the supervisor has already removed the directory
         fault_file(Path(order.room), order.place).write_bytes(msgspec.json.encode(asdict(fault)))
     details = {"place": order.place, "reason": fault.reason, "message": fault.message, "details": fault.details}
     run.board.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
 
 
 def fault_file(shared_dir: Path, worker_slot: str) -> Path:
-    """Where a process says why it ended early."""
+    """Return the file in which a process reports its fault."""
     return shared_dir / f"fault-{worker_slot}"
 
 
 def redirect_output(path: Path) -> None:
-    """What environments and libraries print goes to the role's log, not between the lines of the live view."""
+    """Redirect stdout and stderr to a log file, so that prints of environments do not disturb the live view."""
     path.parent.mkdir(exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
@@ -255,7 +259,7 @@ def redirect_output(path: Path) -> None:
 
 
 class _TolerantLogFile(io.FileIO):
-    """Output that goes nowhere while the disk is full: no environment is to fail because it prints."""
+    """A log file that discards output while the disk is full, so that printing never makes an environment fail."""
 
     def write(self, data: Any) -> int:
         try:
@@ -267,7 +271,7 @@ class _TolerantLogFile(io.FileIO):
 
 
 def _die_with_parent() -> None:
-    """A supervisor that is gone takes its processes with it: they resume from a checkpoint, never live on alone."""
+    """Exit when the supervisor is gone, so that no role is orphaned; the run resumes from a checkpoint."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,1 +1,1 @@
-"""The `ray` runtime: one Ray actor per place."""
+"""The `ray` runtime: one Ray actor per worker slot."""

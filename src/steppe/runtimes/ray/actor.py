@@ -1,8 +1,8 @@
-"""The life of one Ray actor: build the roles of one place, let them take turns, end, and do it again when asked to.
+"""One Ray actor: builds the roles of a worker slot, steps them in turn, and can be reused for another run.
 
-`live` is one long call. Meanwhile other threads of the actor answer: the driver (driver.py), which asks and looks after
-it, the learner, which takes an actor's segments, and the one who publishes weights. Runs are numbered, so that a call which
-belongs to an earlier run does nothing in a later one.
+`live` is one long call. Meanwhile other threads of the actor serve the driver (driver.py), which sends requests and
+checks its health, and the learner, which takes segments and publishes weights. Runs are numbered, so that a late call
+of an earlier run has no effect on a later one.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from steppe.transport.ray.links import (
 if TYPE_CHECKING:
     from steppe.transport.ray.tables import RayTable
 
-START_S = 120.0  # how long roles may take to their first step: imports on a busy machine
-FLUSH_TIMEOUT_S = 10.0  # how long the last weights may take to those who judge them
-ROUNDS_IDLE_S = 0.02  # of a learner that waits for nothing but messages
-SWITCH_S = 0.0005  # between threads of one process: a call should not wait for Python's 5 ms each time it needs a turn
+START_S = 120.0  # deadline of the roles' first step: imports are slow on a busy machine
+FLUSH_TIMEOUT_S = 10.0  # how long delivery of the last weights may take
+ROUNDS_IDLE_S = 0.02  # longest idle wait of a learner that only waits for messages
+SWITCH_S = 0.0005  # thread switch interval: a call should not wait for Python's default of 5 ms
 
 
 class SlotAssignment(msgspec.Struct, frozen=True):
-    """Which place a seat is to take in which run."""
+    """Which worker slot of which run a Ray actor runs."""
 
-    number: int  # of the run, in the driver's count
+    number: int  # of the run, counted by the driver
     place: str
     epoch: int
     order: LaunchSpec
-    path: tuple[str, ...]  # where the driver finds modules
-    directory: str  # the driver's current one
+    path: tuple[str, ...]  # the driver's module search path
+    directory: str  # the driver's working directory
 
 
 class RayWorkerActor:
-    """What a Ray actor of ours is. Every method may be called while `live` is under way."""
+    """The Ray actor of a worker slot. Every method may be called while `live` is running."""
 
     def __init__(self) -> None:
         sys.setswitchinterval(SWITCH_S)
@@ -73,16 +73,17 @@ class RayWorkerActor:
         self._changed = threading.Condition()
 
     def process_location(self) -> dict[str, Any]:
-        """Where this process is."""
+        """Return this process's pid, host and Ray node."""
         from steppe.transport.ray.links import import_ray
 
         node = import_ray().get_runtime_context().get_node_id()
         return {"pid": os.getpid(), "host": socket.gethostname(), "node": node}
 
     def live(self, ticket: bytes, last: dict[int, LastSegment], peers: dict[str, Any]) -> bytes:
-        """Run the roles of a place to their end. Returns their faults as JSON.
+        """Run the roles of a worker slot to their end and return their faults as JSON.
 
-        `last` is what actors go on from; `peers` are the seats of the other places, for the learner.
+        `last` is each actor's last segment, to resume from. `peers` are the Ray actors of the worker slots that this
+        one calls.
         """
         told = msgspec.json.decode(ticket, type=SlotAssignment)
         _adopt_driver_environment(told)
@@ -98,57 +99,60 @@ class RayWorkerActor:
             self._thread = 0
 
     def ask(self, number: int, kind: str, what: int) -> None:
-        """Tell all roles of a kind here to RUN, PAUSE, FINISH or STOP."""
+        """Request all roles of a kind here to RUN, PAUSE, FINISH or STOP."""
         if (stay := self._in(number)) is not None:
             stay.asked[kind] = what
             stay.wakeup.set()
 
     def pulse(self, number: int) -> tuple[float, int | None]:
-        """How many seconds ago a role here last showed life, negative while it is being built; and the process's size."""
+        """Return the seconds since a role's last heartbeat, negative while it is being built, and the RSS in bytes."""
         stay = self._in(number)
         return (0.0 if stay is None or stay.over else time.monotonic() - stay.beat_s), rss_bytes()
 
     def where(self) -> str:
-        """What the roles are doing at this moment."""
+        """Return the present stack of the thread that runs the roles."""
         frame = sys._current_frames().get(self._thread)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def take_segment(self, number: int, released: int) -> np.ndarray:
-        """For the learner: the next segment of the actor that lives here."""
+        """Return the next segment of this slot's actor. Called by the learner."""
         stay = self._in(number)
         if stay is None or not isinstance(stay.channel, RayWriter):
             return EMPTY_REPLY
         return stay.channel.take(released)
 
     def take_weights(self, number: int, data: np.ndarray) -> None:
-        """For the learner: newer weights for the roles that live here."""
+        """Receive newer weights for this slot's roles. Called by the learner."""
         if (stay := self._in(number)) is not None:
             stay.weights.take(data)
 
     def answer(self, number: int, ticket: int, question: np.ndarray) -> np.ndarray:
-        """For the learner: what the replay role that lives here says to a question."""
+        """Return the reply of this slot's replay role to a request. Called by the learner."""
         stay = self._in(number)
         return EMPTY_REPLY if stay is None or stay.desk is None else stay.desk.ask(ticket, question)
 
     def share(self, number: int, worker: int, what: int, data: np.ndarray) -> np.ndarray:
-        """For a worker, at the keeper's seat: what is said to a message about the table."""
+        """Return the table owner's reply to a worker's message. Called by workers on the learner's Ray actor."""
         stay = self._in(number)
         return EMPTY_REPLY if stay is None or stay.table is None or stay.over else stay.table.ask(worker, what, data)
 
     def attach(self, number: int, place: str, seat: Any) -> LastSegment | None:
-        """For the driver, at the learner's seat: another has taken that place. Returns what it goes on from."""
+        """Connect the learner to another Ray actor of a worker slot, and return the segment that it resumes from.
+
+        Called by the driver on the learner's Ray actor.
+        """
         stay = self._in(number)
         return None if stay is None else stay.attach(place, seat)
 
     def _in(self, number: int) -> _RayWorkerSlot | None:
-        """The stay during that run, as soon as it has begun; None when it is over."""
+        """Block until that run has begun here and return its worker slot; None if a later run has begun."""
         with self._changed:
             self._changed.wait_for(lambda: self._number >= number)
             return self._slot if self._number == number else None
 
 
 class _RayWorkerSlot:
-    """One place in one run: its links and its roles."""
+    """One worker slot in one run: its links and its roles."""
 
     def __init__(self, ticket: SlotAssignment, last: Mapping[int, LastSegment]) -> None:
         self.assignment, self.plan = ticket, ticket.order.plan()
@@ -163,7 +167,7 @@ class _RayWorkerSlot:
         self.table = _open_table(self.plan, ticket.place, self.wakeup.set)
 
     def attach(self, place: str, seat: Any) -> LastSegment | None:
-        """Hand weights to that place and, where it is an actor's, take its segments; a replay role is asked."""
+        """Connect to another worker slot's Ray actor: send weights, take an actor's segments, call a replay role."""
         number = self.assignment.number
         if place in self.plan.replay:
             self.lines.append(
@@ -176,20 +180,20 @@ class _RayWorkerSlot:
             return None
         kind, _, index = place.partition("-")
         if kind in WRITERS and self.table is not None:
-            return None  # these call, and have what they learn from the table
-        every_s = 0.0 if kind in WRITERS else IDLE_S[kind]  # who evaluates looks no more often than that
+            return None  # workers call the learner, and get their values from the table
+        every_s = 0.0 if kind in WRITERS else IDLE_S[kind]  # the manager polls no more often than that
         self.weights.attach(place, lambda letter: seat.take_weights.remote(number, letter), every_s)
         if kind not in WRITERS or not isinstance(self.channel, RayReader):
             return None
         return self.channel.attach(int(index), lambda released: seat.take_segment.remote(number, released))
 
     def live(self) -> list[Fault]:
-        """Build the roles, let them take turns until they are done, and return what went wrong."""
+        """Build the roles, step them until they are done, and return their faults."""
         turns, run = RoleScheduler([]), None
         try:
             run = open_directory(self.assignment.order.directory, self.assignment.place)
             self._work(run, turns)
-        except Exception as error:  # noqa: BLE001 - a role that cannot even be built is told like one that failed later
+        except Exception as error:  # noqa: BLE001 - a role that cannot be built is reported like one that fails later
             turns.faults.append(Fault.of(self.assignment.place, error))
         self.over = True
         if run is not None:
@@ -212,7 +216,7 @@ class _RayWorkerSlot:
         }  # fmt: skip
         roles = build_roles(ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, **more)
         with sample_roles(roles, run.profile if plan.config.flow.profile else None, waiting=place) as turns.live:
-            host = next(role for role in turns.live if role.name == place)  # when it is done, its guests are too
+            host = next(role for role in turns.live if role.name == place)  # the slot's other roles end with it
             while not host.done and not turns.faults:
                 self._beat()
                 self._progress()
@@ -226,7 +230,7 @@ class _RayWorkerSlot:
 
     @property
     def _idle_s(self) -> float:
-        """At most: all that comes rings, but a window that closes."""
+        """Longest idle wait: every message sets `wakeup`, but the end of a batch window does not."""
         kind = self.assignment.place.partition("-")[0]
         return ROUNDS_IDLE_S if kind == "learner" and self.plan.lockstep else IDLE_S[kind]
 
@@ -235,8 +239,10 @@ class _RayWorkerSlot:
         self.wakeup.clear()
 
     def _deliver(self) -> None:
-        """Wait until those who read weights have the last ones, and the table what was learned last: nobody is told before that
-        there will be no more."""
+        """Wait, at most FLUSH_TIMEOUT_S, until readers have the last weights and the table has the last changes.
+
+        No role is told of the end before.
+        """
         until_s = time.monotonic() + FLUSH_TIMEOUT_S
         while not self._delivered and time.monotonic() < until_s:
             self._progress()
@@ -255,7 +261,7 @@ class _RayWorkerSlot:
 def _open_channel(
     plan: Plan, ticket: SlotAssignment, last: Mapping[int, LastSegment], ring: Callable[[], None]
 ) -> Channel:
-    """The end of the channel that belongs at this place; where writer and reader share it, it never leaves their memory."""
+    """Open this worker slot's end of the channel; if writer and reader share the slot, the channel is local."""
     kind, _, index = ticket.place.partition("-")
     actors, slots = plan.config.actors, plan.slots_per_actor
     if kind in ("manager", REPLAY):
@@ -275,16 +281,16 @@ def _open_channel(
 
 
 def _open_table(plan: Plan, place: str, ring: Callable[[], None]) -> RayTable | None:
-    """A place's end of what workers learn together; nothing in other modes, and for the manager."""
+    """Open this worker slot's end of the shared table; None in other modes and for the manager."""
     if not plan.uses_table or place == "manager":
         return None
-    from steppe.transport.ray.tables import RayTable  # compiled parts, which only these runs need
+    from steppe.transport.ray.tables import RayTable  # compiled modules that only these runs need
 
     return RayTable(ring, keeps=place == "learner")
 
 
 def _adopt_driver_environment(ticket: SlotAssignment) -> None:
-    """Find modules and files where the driver finds them, as far as they are on this host."""
+    """Adopt the driver's main script, module search path and working directory, as far as they exist on this host."""
     references.set_main_script(ticket.order.script)
     here = [entry for entry in ticket.path if os.path.exists(entry)]
     sys.path[:] = here + [entry for entry in sys.path if entry not in here]

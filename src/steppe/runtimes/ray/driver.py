@@ -1,8 +1,8 @@
-"""The driver of a run on a Ray cluster: takes seats for its places, watches them, and takes others when they die.
+"""The driver of a run on a Ray cluster: starts a Ray actor per worker slot, monitors them, and replaces those that die.
 
-Where Steppe was asked to run by a process that knows nothing of Ray, that process supervises (launch.py) and this one is
-started for the run alone: Ray may end its driver at any time, the supervisor never. In a program that has called `ray.init`
-itself, the driver is that program.
+If the calling process does not use Ray, it supervises (launch.py), and this driver is a separate process for the run:
+Ray may end its driver at any time, but never the supervisor. In a program that has called `ray.init` itself, that
+program is the driver.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from steppe.runtimes.subprocess_driver.child import LineReader, relay_commands, 
 from steppe.transport.local import LocalChannel
 from steppe.transport.ray.links import LastSegment, import_ray
 
-HEALTH_CHECK_INTERVAL_S = 1.0  # between looks at who is alive
-TRACEBACK_TIMEOUT_S = 2.0  # how long a hung one has to say where it hangs
-ATTACH_S = 30.0  # how long the learner has to take note of a new actor
-_run_count = 0  # of this driver so far
+HEALTH_CHECK_INTERVAL_S = 1.0  # between health checks
+TRACEBACK_TIMEOUT_S = 2.0  # how long a hung actor has to return its stack
+ATTACH_S = 30.0  # how long the learner has to connect to a new actor
+_run_count = 0  # runs of this driver so far
 
 
 class _SlotHandle:
-    """A seat in use, and what is known of it."""
+    """A worker slot's Ray actor and its known state."""
 
     def __init__(self, seat: Any, now: float) -> None:
         self.seat, self.since_s = seat, now
         self.process_location = seat.process_location.remote()
-        self.about: dict[str, Any] | None = None  # what it answered
-        self.life: Any = None  # the reference to how `live` ended
-        self.pulse: Any = None  # and to its last sign of life
+        self.about: dict[str, Any] | None = None  # the result of `process_location`
+        self.life: Any = None  # object reference of the result of `live`
+        self.pulse: Any = None  # object reference of the newest health check
         self.asked_s = now
         self.size: int | None = None
 
 
 class RayDriverHandle:
-    """A run on a cluster, as the driver sees it."""
+    """A run on a Ray cluster, controlled by the driver."""
 
     def __init__(self, order: LaunchSpec, directory: RunDirectory, cluster: RayCluster, *, keep: bool = False) -> None:
-        """`keep` leaves the cluster, and the seats that are well at the end, to the caller."""
+        """`keep` leaves the cluster, and the Ray actors that ended normally, to the caller."""
         global _run_count
         _run_count += 1
         self._ray, self._cluster, self._keep, self._number = import_ray(), cluster, keep, _run_count
@@ -87,7 +87,7 @@ class RayDriverHandle:
             self._live(place, last, others if chair.seat is learner else self._table_peers(place))
 
     def _resume_points(self) -> dict[int, LastSegment]:
-        """Where each actor goes on from, in a run that is resumed."""
+        """Return each actor's last segment in a resumed run."""
         known = LocalChannel(self._plan.segment, self._plan.config.actors, 0)
         prime_channel(known, self._plan, self._directory)
         found = {actor: known.recall(actor) for actor in range(self._plan.config.actors)}
@@ -99,11 +99,11 @@ class RayDriverHandle:
         )
         limited = self._plan.config.ray.actors_per_node is not None and place.startswith(WRITERS)
         self._slots[place] = chair = _SlotHandle(self._cluster.seat(self._plan, place, taken), time.monotonic())
-        if limited:  # the next one's node depends on this one's
+        if limited:  # the next actor's node depends on this one's
             chair.about = self._ray.get(chair.process_location, timeout=START_S)
 
     def _table_peers(self, place: str) -> dict[str, Any]:
-        """Whom a worker that shares a table calls."""
+        """Return the learner's Ray actor for workers that share a table, which call it."""
         calls = self._plan.uses_table and place.startswith(WRITERS)
         return {"learner": self._slots["learner"].seat} if calls else {}
 
@@ -147,7 +147,7 @@ class RayDriverHandle:
             for kinds in (
                 [kind for kind in ROLE_KINDS if kind != REPLAY],
                 [REPLAY],
-            ):  # the learner's last words need replay
+            ):  # the learner's last checkpoint needs replay
                 for kind in kinds:
                     self.ask(kind, STOP)
                 mine = {place for place in self._slots if place.startswith(tuple(kinds))}
@@ -163,20 +163,20 @@ class RayDriverHandle:
                 self._cluster.close()
 
     def state(self) -> dict[str, Any]:
-        """What has become of the roles, as plain data."""
+        """Return ended worker slots, faults and process locations as plain data."""
         faults = [asdict(fault) for fault in self.faults()]
         ranks = {place: chair.about for place, chair in self._slots.items() if chair.about}
         return {"ended": sorted(self._over()), "faults": faults, "ranks": ranks | self._processes}
 
     def _over(self) -> set[str]:
-        """The places that have come to their end, one way or the other."""
+        """Return the worker slots that have ended, normally or with a fault."""
         return self._ended | (set(self._faults) & set(self._slots))
 
     def _is_running(self, place: str) -> bool:
         return place not in self._over() and self._slots[place].life is not None
 
     def _tend(self) -> None:
-        """Look after every seat: find the hung, start the killed again, note what cannot be mended."""
+        """Check every Ray actor: kill hung ones, restart killed ones, record permanent faults."""
         if (part := self._cluster.lost()) is not None:
             message = f"the {part} of the run's own Ray cluster was killed or crashed; its output is in logs/ray.log"
             self._faults.setdefault("ray", Fault("ray", "role_died", message))
@@ -208,9 +208,9 @@ class RayDriverHandle:
                 self._faults.setdefault(place, fault)
 
     def _restart_or_fail(self, place: str, fault: Fault) -> None:
-        """Take another seat for a place, unless that would not help or the run is ending; what the learner and replay knew is
-        in checkpoints."""
-        self._ray.kill(self._slots[place].seat)  # it may only have been out of reach
+        """Restart a worker slot on a new Ray actor, or record the fault if it cannot be restarted or the run is ending.
+        The state of learner and replay is only in checkpoints, so they are not restarted."""
+        self._ray.kill(self._slots[place].seat)  # it may only have been unreachable
         limit = self._plan.config.flow.max_restarts
         ending = max(self._asked.values()) >= FINISH
         if place == "learner" or place in self._plan.replay or ending or self._closed or self._epochs[place] >= limit:
@@ -236,7 +236,7 @@ class RayDriverHandle:
                 seat.ask.remote(self._number, kind, what)
 
     def _look_at(self, place: str, chair: _SlotHandle) -> None:
-        """Whether a seat has come to be, and shows life."""
+        """Check that a Ray actor has started and sends heartbeats; record a fault or kill it if not."""
         now = time.monotonic()
         if chair.about is None:
             if self._is_ready(chair.process_location):
@@ -269,7 +269,7 @@ class RayDriverHandle:
         return bool(self._ray.wait([reference], timeout=0)[0])
 
     def _get_or_none(self, reference: Any) -> Any:
-        """An answer; None from a seat that died meanwhile, of which `live` will tell."""
+        """Return a result, or None if the Ray actor died meanwhile, which the result of `live` will show."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayError:
@@ -290,11 +290,11 @@ class RayDriverHandle:
 
 
 def main() -> NoReturn:
-    """The driver of one run, on behalf of the supervisor at the other end of standard input and output."""
+    """Drive one run for the supervisor at the other end of standard input and output."""
     answers, scratch = reserve_stdout_for_replies(), sys.argv[2]
     try:
         relay_commands(LineReader(0), answers, "ray.log", lambda order, directory: _launch(order, directory, scratch))
-    except EOFError:  # the supervisor is gone: roles never live on alone
+    except EOFError:  # the supervisor is gone: no role may be orphaned
         import_ray().shutdown()
         os._exit(FAULT_EXIT_CODE)
     send_reply(answers, {"farewell": True})

@@ -1,7 +1,7 @@
-"""The `ray` runtime: one Ray actor per place, on a cluster of our own or on one that is running.
+"""The `ray` runtime: one Ray actor per worker slot, on the run's own cluster or on an existing one.
 
-This process supervises and knows nothing of Ray: a driver of its own (driver.py) joins the cluster, and whatever becomes
-of it and of the cluster, the run's end is written down here. A program that has called `ray.init` is its own driver.
+This process supervises without importing Ray: a separate driver (driver.py) joins the cluster, and the run's end is
+recorded here, whatever happens to the driver and the cluster. A program that has called `ray.init` is its own driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 def require(plan: Plan) -> None:
-    """Raise, before anything is written, unless this plan can run here."""
+    """Raise, before anything is written, if this plan cannot run here."""
     if importlib.util.find_spec("ray") is None:
         raise MissingExtra("runtime 'ray'", "ray")
     config = plan.config
@@ -53,12 +53,12 @@ def require(plan: Plan) -> None:
 
 
 def is_ray_driver() -> bool:
-    """Whether this process is the driver of a Ray cluster already."""
+    """Whether this process is already the driver of a Ray cluster."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def launch(plan: Plan, directory: RunDirectory) -> Handle:
-    """Take seats on the cluster and let the roles begin."""
+    """Start the run's Ray actors, or the driver that starts them."""
     require(plan)
     if is_ray_driver():
         from steppe.core.config import references
@@ -70,13 +70,13 @@ def launch(plan: Plan, directory: RunDirectory) -> Handle:
 
 
 class RayHandle(SubprocessHandle):
-    """A run on a Ray cluster, seen from outside."""
+    """A run on a Ray cluster, controlled by a separate driver process."""
 
     name, log = "the Ray driver", "ray.log"
-    reap_s = 8.0  # a cluster takes longer to bring down than a process
+    reap_s = 8.0  # a cluster takes longer to shut down than a process
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
-        self._room = make_shared_dir("ray", 1, base=Path("/tmp"))  # a short name: Ray has sockets in it
+        self._room = make_shared_dir("ray", 1, base=Path("/tmp"))  # a short path: Ray creates sockets in it
         path = json.dumps(import_path())
         try:
             super().__init__(plan, directory, [sys.executable, "-P", "-c", BOOTSTRAP_CODE, path, str(self._room)])
@@ -96,7 +96,7 @@ class RayHandle(SubprocessHandle):
         return Fault(fault.role, fault.reason, f"{fault.message} (is the cluster's head still there?)", fault.details)
 
     def _keep_logs(self) -> None:
-        """What the cluster itself wrote goes with the run, if the run failed."""
+        """Copy the cluster's own error logs to the run directory, if the run failed."""
         if self._fault is None:
             return
         for found in self._room.glob("session_2*/logs/*.err"):

@@ -1,4 +1,4 @@
-"""A Ray cluster: one of our own on this machine, or one that is running; which nodes it has, and who gets a seat where."""
+"""A Ray cluster, the run's own on this machine or an existing one: its nodes, and the placement of Ray actors."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from steppe.runtimes.plan import WRITERS, Plan
 from steppe.runtimes.ray.actor import RayWorkerActor
 from steppe.transport.ray.links import import_ray
 
-EXTRA_CALL_THREADS = 8  # threads of a seat besides those that wait for segments
-STORE_BYTES = 256 << 20  # of an object store besides four times the segments under way: for weights
+EXTRA_CALL_THREADS = 8  # threads of a Ray actor besides those that wait for segments
+STORE_BYTES = 256 << 20  # of the object store, for weights, besides four times the segments in flight
 RAY_SYSTEM_CONFIG = {
-    "prestart_worker_first_driver": False,  # nobody here runs tasks: each such worker would import Ray for nothing
-    "gcs_rpc_server_reconnect_timeout_s": 5,  # a head that is gone does not come back
-    "worker_niceness": 0,  # Ray's 15 would let everything else on the machine go before the run
-    "max_direct_call_object_size": 1 << 20,  # so large a segment is its call's answer itself: no way through the store
-    "enable_metrics_collection": False,  # nobody looks
+    "prestart_worker_first_driver": False,  # the run has no tasks: such workers would import Ray for nothing
+    "gcs_rpc_server_reconnect_timeout_s": 5,  # a lost head does not come back
+    "worker_niceness": 0,  # Ray's 15 would give every other process on the machine precedence
+    "max_direct_call_object_size": 1 << 20,  # return segments up to this size inline, not through the object store
+    "enable_metrics_collection": False,  # unused
     "task_events_report_interval_ms": 0,
 }
 HEAD_PROCESSES = ("gcs_server", "raylet")
 
 
 class RayCluster:
-    """The cluster this process is connected to. Seats that are given back keep what they have imported for the next run."""
+    """The cluster this process is connected to. Released Ray actors keep their imports for the next run."""
 
     def __init__(self, plan: Plan, scratch: str | None = None) -> None:
         self._ray = import_ray()
-        self._idle_actors: dict[str, tuple[Any, Any]] = {}  # place → what it was made with, and the seat
+        self._idle_actors: dict[str, tuple[Any, Any]] = {}  # worker slot → (options it was created with, Ray actor)
         self._joined = not self._ray.is_initialized()
         if self._joined:
             self._connect(plan, scratch)
@@ -64,7 +64,7 @@ class RayCluster:
         )
 
     def require_resources(self, plan: Plan) -> None:
-        """Raise unless the whole cluster, if it were empty, could hold the run."""
+        """Raise unless the cluster's total resources suffice for the run."""
         config, nodes = plan.config.ray, self.nodes()
         has: Counter[str] = Counter()
         for node in nodes.values():
@@ -90,20 +90,20 @@ class RayCluster:
             )
 
     def learner_gpus(self, config: RunConfig) -> float:
-        """What the configuration says, or one where the cluster has one and the learner may use it."""
+        """Return the configured number; by default 1 if the cluster has a GPU and the learner may use it, else 0."""
         if config.ray.learner_gpus is not None:
             return config.ray.learner_gpus
         wanted = config.device != "cpu" and self._ray.cluster_resources().get("GPU", 0.0) >= 1
         return 1.0 if wanted else 0.0
 
     def nodes(self) -> dict[str, Any]:
-        """The nodes that are alive, by id."""
+        """Return the live nodes by id."""
         return {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
 
     def seat(self, plan: Plan, place: str, taken: Mapping[str, int]) -> Any:
-        """A seat for a place: the one that was given back from it, or a new Ray actor on a node by the plan's rules.
+        """Return a Ray actor for a worker slot: its released one, or a new one on a node by the plan's placement rules.
 
-        `taken` counts the actors of this run by node.
+        `taken` counts this run's actors by node.
         """
         options, rules = self._options(plan, place), plan.config.ray
         known, seat = self._idle_actors.pop(place, (None, None))
@@ -114,24 +114,23 @@ class RayCluster:
         return self._ray.remote(RayWorkerActor).options(**options, **self._where(plan, place, taken)).remote()
 
     def release_actor(self, plan: Plan, place: str, seat: Any) -> None:
-        """Keep a seat, and what it has imported, for another run."""
+        """Keep a Ray actor, with its imports, for another run."""
         self._idle_actors[place] = ((self._options(plan, place), plan.config.ray), seat)
 
     def lost(self) -> str | None:
-        """Which part of our own cluster's head has ended, if one has."""
+        """Return which process of the run's own cluster head has ended, or None."""
         ended, _, _ = select.select(list(self._heads), [], [], 0.0)
         return self._heads[ended[0]] if ended else None
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """Everything that our own cluster consists of, for whoever has to clear up after it: some of it outlives a head
-        that was killed, for a minute."""
+        """Return all processes of the run's own cluster, for cleanup: some outlive a killed head by a minute."""
         host = socket.gethostname()
         return (
             {f"cluster-{pid}": {"pid": pid, "host": host} for pid in _descendants(os.getpid())} if self._heads else {}
         )
 
     def close(self) -> None:
-        """Let go of the seats, and bring down the cluster if it is ours; one that was running is left running."""
+        """Kill idle Ray actors, and disconnect if this object connected: only the run's own cluster shuts down."""
         for _, seat in self._idle_actors.values():
             self._ray.kill(seat)
         self._idle_actors.clear()
@@ -156,16 +155,16 @@ class RayCluster:
         }
 
     def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
-        """Learner and manager stay near the driver, where the run's directory is; replay goes to the nodes in turn, the
-        learner's last; actors go by the rules for them."""
+        """Return scheduling options: learner and manager on the driver's node, where the run directory is; replay on
+        the nodes in turn, the driver's last; actors by the configured placement."""
         config = plan.config.ray
-        if place in plan.replay:  # takes nothing, and always fits
+        if place in plan.replay:  # needs no resources, so it always fits
             others = sorted(self.nodes(), key=lambda node: (node == self._here, node))
             return self._on(others[plan.replay.index(place) % len(others)], soft=False)
         if not place.startswith(WRITERS):
             if place == "learner" and self.learner_gpus(plan.config) > 0:
                 return {}
-            takes_nothing = place == "manager" or not config.learner_cpus  # always fits: Ray puts it anywhere
+            takes_nothing = place == "manager" or not config.learner_cpus  # always fits: Ray would place it anywhere
             return self._on(self._here, soft=not takes_nothing)
         if config.actors_per_node is None:
             return {"scheduling_strategy": "SPREAD" if config.placement == "spread" else "DEFAULT"}
@@ -185,14 +184,14 @@ class RayCluster:
 
 
 def store_bytes(plan: Plan) -> int:
-    """The size of our own cluster's object store."""
+    """Return the size of the object store of the run's own cluster."""
     asked = plan.config.ray.object_store_mb
-    under_way = plan.channel_bytes + 2 * plan.segment.nbytes * len(plan.replay)  # what replay is told, in transitions
+    under_way = plan.channel_bytes + 2 * plan.segment.nbytes * len(plan.replay)  # sent to replay, as transitions
     return asked << 20 if asked is not None else 4 * under_way + STORE_BYTES
 
 
 def _actors(plan: Plan) -> int:
-    """How many actors have a place of their own."""
+    """Return the number of actors with their own worker slot."""
     return sum(place.startswith(WRITERS) for place in plan.places())
 
 
@@ -201,7 +200,7 @@ def _cpus(plan: Plan) -> float:
 
 
 def _head_process_handles() -> Iterator[tuple[int, str]]:
-    """Handles of the processes that make up the head of the cluster which this process started."""
+    """Yield (pidfd, name) of the head processes of the cluster that this process started."""
     if not hasattr(os, "pidfd_open"):
         return
     for pid in _children(os.getpid()):

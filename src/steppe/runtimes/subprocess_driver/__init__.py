@@ -1,1 +1,1 @@
-"""A run that another process directs, through two pipes: the parent's end and the child's."""
+"""A run that a child process controls: the parent's and the child's ends of two pipes."""

@@ -1,6 +1,6 @@
-"""The inner side of a pair of pipes: words from the supervisor come in, what becomes of the roles goes out.
+"""The child's end of two pipes: it receives the supervisor's requests, and sends the state of the roles.
 
-The outer side is parent.py. Words and answers are lines of JSON.
+The supervisor's end is parent.py. Messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from steppe.runtimes.handle import Handle
 from steppe.runtimes.launch_spec import LaunchSpec
 from steppe.runtimes.processes.worker import redirect_output
 
-POLL_INTERVAL_S = 0.05  # between looks for words from the supervisor
+POLL_INTERVAL_S = 0.05  # between polls for the supervisor's requests
 
 
 class ReportingHandle(Handle, Protocol):
-    """A handle that can say in plain data what has become of its roles."""
+    """A handle that reports the state of its roles as plain data."""
 
     def state(self) -> dict[str, Any]: ...
 
 
 def reserve_stdout_for_replies() -> int:
-    """Take standard output for answers alone: whatever libraries print goes to standard error from now on."""
+    """Reserve standard output for replies and return its descriptor; other output now goes to standard error."""
     answers = os.dup(1)
     os.dup2(2, 1)
     return answers
@@ -38,7 +38,10 @@ def reserve_stdout_for_replies() -> int:
 def relay_commands(
     words: LineReader, answers: int, log: str, launch: Callable[[LaunchSpec, RunDirectory], ReportingHandle]
 ) -> None:
-    """Launch what the supervisor orders, and pass on what is said until it says that this is the end."""
+    """Launch the supervisor's LaunchSpec, then relay its requests and the roles' state until it sends `close_s`.
+
+    Raises EOFError if the supervisor is gone.
+    """
     order = msgspec.json.decode(words.first(), type=LaunchSpec)
     references.set_main_script(order.script)
     directory = RunDirectory.open(Path(order.directory))
@@ -62,14 +65,14 @@ def relay_commands(
 
 
 def send_reply(answers: int, words: dict[str, Any]) -> None:
-    """Say something to the supervisor."""
+    """Send a message to the supervisor."""
     data = memoryview(msgspec.json.encode(words) + b"\n")
     while data:
         data = data[os.write(answers, data) :]
 
 
 class LineReader:
-    """The lines that come in through a pipe; EOFError when there will be no more."""
+    """Read lines from a pipe; raises EOFError at its end."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -78,14 +81,14 @@ class LineReader:
         self._rest = b""
 
     def first(self) -> bytes:
-        """The next line, however long it takes."""
+        """Block until a line arrives and return it."""
         while not (lines := self.now(timeout_s=None)):
             pass
         (line,) = lines
         return line
 
     def now(self, timeout_s: float | None = 0.0) -> list[bytes]:
-        """What has come, as far as it is whole."""
+        """Return the complete lines that arrive within `timeout_s`; None waits indefinitely."""
         if not self._poll.poll(None if timeout_s is None else timeout_s * 1000):
             return []
         data = os.read(self._handle, 1 << 20)

@@ -1,5 +1,8 @@
-"""A run whose roles are directed by another process, at the other end of two pipes (child.py): mpiexec's first rank, or
-the driver of a Ray cluster. This process supervises, joins nothing itself, and outlives whatever happens there."""
+"""A run whose roles are controlled by a child process at the other end of two pipes (child.py).
+
+The child is mpiexec's rank 0, or the driver of a Ray cluster. This process supervises without joining MPI or Ray, and
+survives any failure there.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ from steppe.runtimes.handle import Fault
 from steppe.runtimes.launch_spec import ROLE_KINDS, LaunchSpec
 from steppe.runtimes.plan import REPLAY, Plan
 
-REAP_S = 2.0  # how long the other process has to bring down what is left
+REAP_S = 2.0  # how long the child process has to shut down the rest
 
 
 class SubprocessHandle:
-    """Words go in through the process's standard input, and what became of the roles comes out of its output."""
+    """Send requests to the child's standard input, and read the state of the roles from its standard output."""
 
-    name = "the process"  # what it is called in messages
+    name = "the process"  # its name in messages
     log = "process.log"
     reap_s = REAP_S
 
@@ -39,7 +42,7 @@ class SubprocessHandle:
         self._state: dict[str, Any] = {"ended": [], "faults": [], "ranks": {}}
         self._rest = b""
         self._sizes: dict[str, int | None] = {}
-        self._handles: dict[tuple[str, int], int] = {}  # place and pid → pidfd of its process
+        self._handles: dict[tuple[str, int], int] = {}  # worker slot and pid → pidfd of its process
         self._exit_announced = self._closed = False
         self._fault: Fault | None = None
         self._oom_kills = oom_kills()
@@ -53,7 +56,7 @@ class SubprocessHandle:
         logs = self._directory.path / "logs"
         logs.mkdir(exist_ok=True)
         with (logs / self.log).open("ab") as log:
-            # In a session of its own: Ctrl-C is for this process, which decides what becomes of it.
+            # In its own session, so that Ctrl-C reaches only this process, which decides what to do.
             pipe = subprocess.PIPE
             return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True, bufsize=0)
 
@@ -83,34 +86,34 @@ class SubprocessHandle:
         try:
             if not gone:
                 for kind in ROLE_KINDS:
-                    if kind != REPLAY:  # which ends after the learner: `close` over there sees to that
+                    if kind != REPLAY:  # ends after the learner: the child's `close` takes care of that
                         self.ask(kind, STOP)
                 self._say({"close_s": timeout_s})
                 self._wait_for_exit(timeout_s)
-        finally:  # also when a second Ctrl-C ends the waiting
+        finally:  # also if a second Ctrl-C interrupts the wait
             self._terminate()
 
     @property
     def _gone(self) -> bool:
-        """Whether the other side has ended without having been told to."""
+        """Whether the child process has ended."""
         return self._process.poll() is not None
 
     def _explain(self) -> Fault:
-        """What can be said of an other side that could not say anything itself."""
+        """Return the fault of a child that ended without reporting one: its exit code and the end of its log."""
         code = self._process.wait(self.reap_s)
         log = (self._directory.path / "logs" / self.log).read_text(errors="replace")
         message = f"{self.name} ended with exit code {code}; its output is in logs/{self.log}"
         return Fault(self.name, "role_died", message, {"traceback": log[-4000:]})
 
     def _found(self, place: str, handle: int) -> None:
-        """A process of a role on this host has been heard of."""
+        """Handle a newly reported process of a role on this host; `handle` is its pidfd."""
 
     def _lost(self, place: str) -> None:
-        """A process that `_found` put under watch has ended."""
+        """Handle the end of a process that `_found` registered with the selector."""
 
     def _say(self, words: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+        with contextlib.suppress(BrokenPipeError):  # the child is gone
             self._process.stdin.write(msgspec.json.encode(words) + b"\n")
 
     def _listen(self, timeout_s: float) -> None:
@@ -136,7 +139,7 @@ class SubprocessHandle:
         self._hold()
 
     def _hold(self) -> None:
-        """Get hold of every role's process, as far as it is on this host and the system can tell."""
+        """Open a pidfd of every role's process on this host, if the system supports it."""
         if not hasattr(os, "pidfd_open"):
             return
         for place, rank in self._state["ranks"].items():
