@@ -23,10 +23,8 @@ FRESH, TRIES, TRAIL = 10**6, 200, 16
 def team(run: str, env: Any, kwargs: dict[str, Any]) -> LoadedMultiAgentPolicy:
     """What a run learned, for as many agents as there are here."""
     config = RunDirectory.open(run).config()
-    world = config.environment.model_copy(update={"kwargs": kwargs})
-    return LoadedMultiAgentPolicy(
-        config.model_copy(update={"environment": world}), steppe.load(run).weights, env, seed=FRESH
-    )
+    config = config.model_copy(update={"environment": config.environment.model_copy(update={"kwargs": kwargs})})
+    return LoadedMultiAgentPolicy(config, steppe.load(run).weights, env, seed=FRESH)
 
 
 def frames(env: Any, policy: LoadedMultiAgentPolicy | None, seed: int) -> list[np.ndarray]:

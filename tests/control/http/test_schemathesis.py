@@ -48,7 +48,7 @@ from steppe.control.service import Bounds, Service
 
 service, listener = Service(Bounds(live_runs=0)), bind_listener("127.0.0.1", 0)
 keys = TokenStore(service.private / "tokens.json")
-app = make_app(service, AccessControl(keys, limits=RequestLimits(burst=1e9, per_s=1e9, guesses=1e9)))
+app = make_app(service, AccessControl(keys, limits=RequestLimits(burst=1e9, per_s=1e9, failed_attempts=1e9)))
 print(listener.getsockname()[1], keys.tokens["admin"], flush=True)
 uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none")).run(sockets=[listener])
 """
