@@ -135,7 +135,7 @@ class ReplayMemory:
         self._prefetch.settle()
 
     def state(self) -> Tree:
-        """Return transitions, priorities, open windows, counters and random state, which determine all later batches."""
+        """Return transitions, priorities, open windows, counters and random state: they determine all later batches."""
         self.settle()
         return self._state(self.pool.store.state())
 
