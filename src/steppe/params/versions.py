@@ -37,7 +37,7 @@ class VersionedParameters:
         self._rows, self._at = rows, 0
 
     def step(self, update: np.ndarray, learning_rate: float | None = None) -> bool:
-        """Compute the next version from an aggregated update; return False, and keep the newest, if it is not finite."""
+        """Compute the next version from an aggregated update; return False, and keep the newest, if not finite."""
         after = self._rows[(self._at + 1) % len(self._rows)]
         if not self._optimizer_state.step(self.newest, update, after, learning_rate):
             return False
