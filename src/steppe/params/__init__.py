@@ -1,1 +1,1 @@
-"""The parameter server: aggregation of many workers' updates, rounds, server-side optimizers, privacy, network service."""
+"""The parameter server: aggregation of workers' updates, rounds, server-side optimizers, privacy, remote access."""

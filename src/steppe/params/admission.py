@@ -1,5 +1,7 @@
-"""What happens to a push between its arrival and a new version: admitted or refused, counted, kept until its round ends,
-combined, applied. Who calls, and from where, is server.py's."""
+"""Process a push from arrival to a new version: accept or refuse it, keep it until its round ends, aggregate, apply.
+
+server.py is the interface for callers.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from steppe.params.versions import VersionedParameters
 
 
 class PushAdmission:
-    """The part of a server that takes pushes. What begins with an underscore is called with `_changed` held."""
+    """The part of a server that processes pushes. Methods with a leading underscore require the lock `_changed`."""
 
-    _whole = False  # whether workers push parameters and not changes
+    _whole = False  # whether workers push parameters instead of updates
 
     def __init__(
         self,
@@ -38,36 +40,36 @@ class PushAdmission:
         self.rounds = rounds
         self.update_frequency = 1
         self.round_number = self.abandoned_rounds = self.failed_saves = 0
-        self.last_trouble = ""  # why a round ended without result, in a sentence
+        self.last_trouble = ""  # why the last failed round produced no version, in a sentence
         self._space = space
         self._values = VersionedParameters(space, initial, optimizer)
         self._registry = WorkerRegistry()
         self._pending = PendingPushes(space.size)
         self._tally = RoundSum()
-        self._waiting: np.ndarray | None = None  # aggregated and not yet applied
+        self._waiting: np.ndarray | None = None  # aggregated but not yet applied
         self._staleness: dict[int, int] = {}
-        self.clock: Callable[[], float] = time.monotonic  # seconds; what deadlines are measured with
+        self.clock: Callable[[], float] = time.monotonic  # seconds; the clock for deadlines
         self._changed = threading.Condition(threading.RLock())
 
     @property
     def version(self) -> int:
-        """Counts results, from 0."""
+        """Number of the newest version, from 0."""
         return self._values.version
 
     @property
     def updates(self) -> int:
-        """How many updates are behind the newest version."""
+        """Number of updates that led to the newest version."""
         return self._values.updates
 
     def broadcast_parameters(self) -> int:
-        """Let everyone see the newest version."""
+        """Publish the newest version and return its number."""
         raise NotImplementedError
 
     def _keep(self) -> None:
-        """Called before a new version is seen; what it raises takes the version back."""
+        """Run before a new version is published; an exception rolls the version back."""
 
     def _take(self, push: Push, write: Callable[[np.ndarray], Refusal | None]) -> Receipt:
-        """Count a push whose numbers `write` puts into a row, or refuse it."""
+        """Accept or refuse a push; `write` copies its numbers into a row."""
         self._close_expired_round()
         refusal = self._check_admissible(push)
         row = self._pending.blank()
@@ -76,9 +78,9 @@ class PushAdmission:
         return self._settle(push, row, refusal)
 
     def take_row(self, push: Push, row: np.ndarray, *, finite: bool = False) -> Receipt:
-        """The same for numbers that are a row already; where a round is one push they are used where they lie.
+        """Accept or refuse a push given as a flat row; if a round is a single push, the row is used without a copy.
 
-        `finite`: whether it is known that all of them are.
+        `finite`: whether all numbers are known to be finite.
         """
         with self._changed:
             if not self._can_use_row_in_place():
@@ -92,7 +94,7 @@ class PushAdmission:
             return self._settle(push, row, refusal)
 
     def move(self, rows: np.ndarray) -> None:
-        """Go on in these rows of memory, beginning with the first."""
+        """Move the parameters to the first of these rows of memory; later versions use the rows in turn."""
         with self._changed:
             self._values.move(rows)
 
@@ -108,7 +110,7 @@ class PushAdmission:
         return Receipt(True, self.round_number, self.version)
 
     def _check_admissible(self, push: Push) -> Refusal | None:
-        """What is wrong with a push before its numbers are looked at."""
+        """Return why a push must be refused regardless of its numbers, or None."""
         if push.worker not in self._registry.registered:
             return Refusal("unknown_worker", f"worker {push.worker!r} is not registered: call register_worker first")
         if not 0.0 < push.weight < math.inf:
@@ -126,18 +128,21 @@ class PushAdmission:
         return check_round(account, self.rounds, self.round_number, push.number)
 
     def _count(self, worker: str, counted: np.ndarray) -> np.ndarray | None:
-        """Everyone's sum for the round under way: once all have counted, or at the deadline so many as are enough."""
+        """Add a worker's numbers to the sum of the current round; return the sum, or None until it is complete.
+
+        It is complete when all registered workers have contributed, or a quorum of them at the deadline.
+        """
         now, tally = self.clock(), self._tally
         tally.open(self.round_number, now)
         tally.add(worker, counted)
-        there = tally.workers | set(self._pending.workers)  # who pushed already had a sum, of a server before this one
+        there = tally.workers | set(self._pending.workers)  # a worker that pushed got its sum before a restart
         late = self.rounds.deadline_s is not None and now >= tally.opened_at + self.rounds.deadline_s
         if tally.total is None and len(there) >= self._quorum() and (late or there >= self._registry.registered):
             tally.close()
         return tally.total
 
     def _to_delta(self, push: Push, row: np.ndarray) -> Refusal | None:
-        """Turn what was pushed into a change of the newest version, in place, where it is not one."""
+        """Convert pushed parameters in `row` to a delta from the newest version, in place; updates stay as they are."""
         return None
 
     def _age(self, account: WorkerAccount, version: int | None) -> int:
@@ -156,7 +161,11 @@ class PushAdmission:
         self._pending.add(push.worker, push.weight, self.clock())
 
     def _expected(self) -> set[str]:
-        """Whose pushes a synchronous round waits for: those who counted, where the others were waited for once already."""
+        """Return the workers whose pushes a synchronous round waits for.
+
+        Once the round's sum is complete, these are only the workers that contributed to it: the server has waited for
+        the others already.
+        """
         counted = self._tally.total is not None and self._tally.number == self.round_number
         return self._registry.registered & self._tally.workers if counted else self._registry.registered
 
@@ -174,7 +183,7 @@ class PushAdmission:
         return math.inf if opened is None or limit is None else opened + limit
 
     def _close_expired_round(self) -> None:
-        """End a round whose deadline has passed: with what is there, or, below the quorum, without result."""
+        """End a round whose deadline has passed: aggregate its pushes or, below the quorum, abandon it."""
         if self.clock() < self._deadline():
             return
         if len(self._pending) >= self._quorum():
@@ -196,18 +205,18 @@ class PushAdmission:
             raise UsageError(f"{len(self._pending)} pushes are waiting, {self._quorum()} are needed: push more first")
 
     def _close(self) -> None:
-        """Combine and apply by itself, after what a caller has aggregated and not yet applied."""
+        """Aggregate and apply the round's pushes, after a pending aggregate of the caller; count a failure."""
         try:
             if self._waiting is not None:
                 self._apply(None)
             self._waiting = self._aggregate()
             self._apply(None)
-        except (RunFailed, UsageError) as error:  # whoever pushed last is not to blame: the next round goes on
+        except (RunFailed, UsageError) as error:  # not the fault of the worker that pushed last
             self.abandoned_rounds += 1
             self.last_trouble = str(error)
 
     def _aggregate(self) -> np.ndarray:
-        """One update from the round's pushes, valid until the next push; the next round begins whether or not that works."""
+        """Combine the round's pushes to one update, valid until the next push. The round ends even on failure."""
         try:
             return self._combine(self._pending.rows, np.array(self._pending.weights))
         finally:
@@ -217,7 +226,7 @@ class PushAdmission:
         return rows[0] if len(rows) == self.aggregation.at_least == 1 else self.aggregation.combine(rows, weights)
 
     def _apply(self, learning_rate: float | None) -> None:
-        """The next version, made aside so that a step into infinity leaves everything as it was."""
+        """Apply the pending update as the next version; one that is not finite is dropped and changes no parameters."""
         update, self._waiting = self._waiting, None
         assert update is not None
         if not self._values.step(update, learning_rate):
@@ -225,13 +234,13 @@ class PushAdmission:
         try:
             self._keep()
         except BaseException:
-            self._values.undo()  # nobody has seen it: the lock is held
+            self._values.undo()  # not visible to others yet: the lock is held
             raise
         self.broadcast_parameters()
 
 
 def resolve_optimizer(given: str | Optimizer | None, *, deltas: bool) -> Optimizer:
-    """The optimizer that was asked for, or the usual one; ConfigError when it does not fit what workers push."""
+    """Return the given optimizer or the default; raise ConfigError if it does not match what workers push."""
     found = Optimizer(given) if isinstance(given, str) else given or Optimizer("fedavg" if deltas else "sgd")
     if found.for_deltas != deltas:
         kinds = "fedavg, fedadam or fedyogi" if deltas else "sgd, momentum or adam"

@@ -1,6 +1,6 @@
-"""How many workers' updates become one: sums and means, robust statistics, Krum. Pure functions of `[workers, parameters]`.
+"""Combine workers' updates into one: sums, means, robust statistics, Krum. Pure functions of `[workers, parameters]`.
 
-Who may push, when a round closes and what is done with the result is left to the server; private sums are in privacy.py.
+The server decides who may push, when a round closes and how the result is applied; private sums are in privacy.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from steppe.params import kernels
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A method and its settings. The order of the updates never matters but for rounding.
+    """A method and its settings. The order of the updates affects only rounding.
 
-    `byzantine`: how many updates may be arbitrary; by default as many as the method can bear, which for krum and multi_krum
-    is f with n ≥ 2f + 3. `trim`: the share that trimmed_mean cuts off at each end of every coordinate, where `byzantine`
-    does not say.
+    `byzantine`: how many updates may be arbitrary; the default for krum and multi_krum is the most they tolerate, f
+    with n ≥ 2f + 3. `trim`: the fraction that trimmed_mean cuts off at each end of every coordinate, unless `byzantine`
+    is given.
     """
 
     method: str = "average"
@@ -41,23 +41,26 @@ class Aggregation:
 
     @property
     def uses_weights(self) -> bool:
-        """Whether a worker's weight means something to it."""
+        """Whether the method uses the workers' weights."""
         return self.method in ("weighted", "federated")
 
     @property
     def linear(self) -> bool:
-        """Whether the result is a sum of the updates, each times a number: with gradients, that of all rows together."""
+        """Whether the result is a linear combination of the updates.
+
+        A combined gradient is then the gradient over all workers' rows together.
+        """
         return self.method in ("average", "sum", "weighted")
 
     @property
     def at_least(self) -> int:
-        """The fewest updates that it can make one of."""
+        """Minimum number of updates that the method needs."""
         if self.method in _KRUM:
             return 2 * (self.byzantine or 0) + 3
         return 2 * self.byzantine + 1 if self.method == "trimmed_mean" and self.byzantine else 1
 
     def combine(self, updates: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        """One update from float32 `[n, parameters]`; UsageError when there are too few or a number is not finite."""
+        """Combine float32 `[n, parameters]` into one update; raise UsageError if too few or not finite."""
         updates, given = validate_updates(updates, weights)
         if weights is not None and not self.uses_weights and np.any(given != 1.0):
             raise UsageError(f"aggregation {self.method!r} counts every update alike: leave the weights at 1")
@@ -67,7 +70,7 @@ class Aggregation:
 
 
 def validate_updates(updates: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """The updates with a float64 weight each; UsageError for what no method can work with."""
+    """Return the updates and float64 weights; raise UsageError if they are invalid for every method."""
     updates = as_numeric_array(updates, "updates")
     if updates.ndim != 2 or updates.dtype != np.float32 or not len(updates):
         raise UsageError(f"updates are float32 [workers, parameters], not {updates.dtype}{list(updates.shape)}")
@@ -119,7 +122,7 @@ def _krum(settings: Aggregation, updates: np.ndarray, _: np.ndarray) -> np.ndarr
 
 
 def _multi_krum(settings: Aggregation, updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The mean of the n − f − 2 updates with the best scores."""
+    """Return the mean of the n − f − 2 updates with the best scores."""
     faults = _faults(settings, len(updates))
     kept = np.zeros(len(updates))
     kept[krum_order(updates, faults)[: len(updates) - faults - 2]] = 1.0
@@ -131,7 +134,7 @@ def _faults(settings: Aggregation, count: int) -> int:
 
 
 def krum_order(updates: np.ndarray, faults: int) -> np.ndarray:
-    """Updates from best to worst: the score is the sum of squared distances to the n − f − 2 nearest others."""
+    """Rank updates from best to worst by the sum of squared distances to the n − f − 2 nearest others."""
     distances = kernels.squared_distances(updates)
     if not np.isfinite(distances).all():
         raise _not_finite()
@@ -152,9 +155,9 @@ def _not_finite() -> UsageError:
 
 @lru_cache(maxsize=64)
 def sorting_network(count: int, first: int, last: int) -> np.ndarray:
-    """Comparators (low, high) that put the ranks from `first` to `last` of `count` values where they belong, in order.
+    """Return comparators (low, high), in order, that sort ranks `first` up to `last` of `count` values into place.
 
-    Batcher's merge exchange (Knuth, 5.2.2, algorithm M), without the comparators that no wanted rank depends on.
+    Batcher's merge exchange (Knuth, 5.2.2, algorithm M), without comparators that do not affect these ranks.
     """
     wanted, kept = set(range(first, last)), []
     for low, high in reversed(_merge_exchange(count)):

@@ -1,4 +1,4 @@
-"""A server's state as one file: replaced atomically, checksummed, with the one before kept beside it."""
+"""Checkpoints of a server: one checksummed file, replaced atomically, with the previous one kept beside it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], bool]:
-    """The newest whole state, and whether it is the one before because the newest is damaged."""
+    """Return the newest intact state, and whether it is the previous one because the newest is corrupt."""
     if not path.exists() and not previous_path(path).exists():
         raise UsageError(f"there is no checkpoint at {path}")
     try:
@@ -42,7 +42,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], bool]:
 
 
 def previous_path(path: Path) -> Path:
-    """Where the checkpoint before lies."""
+    """Return the path of the previous checkpoint."""
     return path.with_name(f"{path.name}.previous")
 
 

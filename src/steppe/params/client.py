@@ -1,5 +1,8 @@
-"""ParameterClient: a parameter server of another process or machine, used as if it were here. Calls are repeated with growing
-pauses until the server answers, and a push that is repeated counts once. How they travel is a line's."""
+"""ParameterClient: use a parameter server in another process or on another machine like a local one.
+
+Calls are retried with exponential backoff until the server replies. Pushes are idempotent: a retried push counts once.
+A ParameterRpcClient implements the transport.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ from steppe.params.rounds import Receipt
 
 
 class ParameterRpcClient(Protocol):
-    """How calls travel to a server. Each repeats what nobody answers for as long as it was told to, then it is Unreachable."""
+    """Transport of calls to a server. Each call is retried up to the configured time, then raises Unreachable."""
 
-    MIN_POLL_S: float  # pauses between looks for a newer version
+    MIN_POLL_S: float  # shortest and longest pause between polls for a newer version
     MAX_POLL_S: float
-    sends_version: bool  # whether a push has to say which version it was made with, as the server saw no pull
+    sends_version: bool  # whether a push must name the version it was computed with: the server sees no pulls
 
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        """The answer to a small question."""
+        """Return the reply to a small request."""
 
     def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
-        """The newest weights if they are newer, and the server's round if it is known."""
+        """Return the newest weights if they are newer, else None, and the server's round if known."""
 
     def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
-        """What became of an update, and how often it was sent."""
+        """Push an update; return the receipt and the number of attempts."""
 
     def is_serving(self) -> bool: ...
 
@@ -39,12 +42,13 @@ class ParameterRpcClient(Protocol):
 
 
 class ParameterClient(ParameterServerApi):
-    """Speaks to `grpc://host:port` (`grpcs://` for TLS, with `ca` the PEM file of who signed the server's certificate), or
-    to the `shm://…` that `share` returned in another process of this machine.
+    """Client of a parameter server at `grpc://host:port`, `grpcs://host:port` (TLS) or `shm://…`.
 
-    One call may take `timeout_s`; while nobody answers it is repeated for `retry_s`, then Unreachable is raised. `token`: one
-    for all workers that push through this client, or one for each by name, as a private server wants it; by default
-    STEPPE_PARAMS_TOKEN, or what a server of the same user on this machine left. A client may be used by threads.
+    The `shm://…` address is what `ParameterServer.share` returned in another process of this machine. `ca` is the PEM
+    file of the authority that signed the server's TLS certificate. A call may take `timeout_s`; without a reply it is
+    retried for `retry_s`, then Unreachable is raised. `token`: one for all workers of this client, or one per worker
+    name, which a private server requires; default: STEPPE_PARAMS_TOKEN, or the token file of the same user's server on
+    this machine. Thread-safe.
     """
 
     @typechecked
@@ -67,7 +71,7 @@ class ParameterClient(ParameterServerApi):
 
     @classmethod
     def over(cls, line: ParameterRpcClient, url: str) -> Self:
-        """A client whose calls travel by a line of the caller's; `url` is what it is called."""
+        """Return a client that uses the caller's transport; `url` is its display name."""
         client = cls.__new__(cls)
         client.url, client._worker_status, client._line = url, {}, line
         return client
@@ -79,12 +83,12 @@ class ParameterClient(ParameterServerApi):
         self.close()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._line.close()
 
     @typechecked
     def register_worker(self, worker_id: str) -> bool:
-        """As ParameterServer.register_worker."""
+        """Register a worker; see ParameterServer.register_worker."""
         answer = self._line.call("Register", {"worker": worker_id})
         new = bool(answer.pop("new"))
         self._worker_status[worker_id] = answer
@@ -92,26 +96,28 @@ class ParameterClient(ParameterServerApi):
 
     @typechecked
     def unregister_worker(self, worker_id: str) -> bool:
-        """As ParameterServer.unregister_worker."""
+        """Unregister a worker; see ParameterServer.unregister_worker."""
         self._worker_status.pop(worker_id, None)
         return bool(self._line.call("Unregister", {"worker": worker_id})["was"])
 
     @typechecked
     def about(self, worker_id: str) -> dict[str, Any]:
-        """What is known of a registered worker's standing: the server's run and round_number as last heard, and whether it
-        takes deltas, in synchronous rounds."""
+        """Return the last known status of a registered worker.
+
+        It includes the server's run and round_number, whether it takes deltas, and whether its rounds are synchronous.
+        """
         return dict(self._require_registered(worker_id))
 
     @typechecked
     def pull(self, worker_id: str) -> Weights:
-        """As ParameterServer.pull."""
+        """Return the newest weights; see ParameterServer.pull."""
         found = self.pull_newer(worker_id, -1)
         assert found is not None, "every version is newer than −1"
         return found
 
     @typechecked
     def pull_newer(self, worker_id: str, version: int) -> Weights | None:
-        """The newest weights if they are newer than `version`; little travels when they are not."""
+        """Return the newest weights if they are newer than `version`, else None; then no weights are transferred."""
         standing = self._require_registered(worker_id)
         found, current = self._line.pull(worker_id, version)
         if current is not None:
@@ -122,7 +128,7 @@ class ParameterClient(ParameterServerApi):
 
     @typechecked
     def wait_newer(self, worker_id: str, version: int, timeout_s: float) -> Weights | None:
-        """The newest weights once they are newer than `version`; None when time is up. Asks in growing pauses."""
+        """Poll until there are weights newer than `version`; return them, or None after `timeout_s`."""
         until, pause = time.monotonic() + timeout_s, self._line.MIN_POLL_S
         while True:
             found = self.pull_newer(worker_id, version)
@@ -134,28 +140,28 @@ class ParameterClient(ParameterServerApi):
 
     @typechecked
     def tally(self, worker_id: str, round_number: int, counted: Sequence[float]) -> tuple[int, list[float] | None]:
-        """As ParameterServer.tally."""
+        """Add numbers to the round's sum; see ParameterServer.tally."""
         request = {"worker": worker_id, "round_number": round_number, "counted": list(counted)}
         answer = self._line.call("Tally", request)
         return int(answer["round_number"]), answer["total"]
 
     @typechecked
     def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:
-        """As ParameterServer.report."""
+        """Report a worker's metrics; see ParameterServer.report."""
         self._line.call("Report", {"worker": worker_id, "metrics": {name: float(v) for name, v in metrics.items()}})
 
     def get_server_stats(self) -> dict[str, Any]:
-        """As ParameterServer.get_server_stats."""
+        """Return the server's statistics; see ParameterServer.get_server_stats."""
         found = self._line.call("Stats", {})
         assert isinstance(found, dict)
         return found
 
     def save_checkpoint(self) -> str:
-        """Let the server write a checkpoint where it was told to keep them; the path, on its machine."""
+        """Let the server write a checkpoint to its configured path; return that path, which is on its machine."""
         return str(self._line.call("Checkpoint", {})["path"])
 
     def is_serving(self) -> bool:
-        """Whether a server is there now; needs no token and is not repeated."""
+        """Return whether a server is running now; needs no token and is not retried."""
         return self._line.is_serving()
 
     def _require_registered(self, worker: str) -> dict[str, Any]:
@@ -165,7 +171,7 @@ class ParameterClient(ParameterServerApi):
         return standing
 
     def _newer_than(self, version: int) -> Weights | None:
-        """For those who only read, and are not registered."""
+        """Read weights without a registered worker."""
         return self._line.pull(None, version)[0]
 
     def _push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> Receipt:
@@ -173,14 +179,14 @@ class ParameterClient(ParameterServerApi):
         number = _next_push_number(standing) if push.number is None else push.number
         version = standing["version"] if push.version is None and self._line.sends_version else push.version
         receipt, tries = self._line.push(push._replace(number=number, version=version), update)
-        if receipt.reason == "unknown_worker":  # a server that began anew
+        if receipt.reason == "unknown_worker":  # the server restarted without a checkpoint
             self.register_worker(push.worker)
             standing = self._worker_status[push.worker]
             number = _next_push_number(standing) if push.number is None else push.number
             receipt, tries = self._line.push(push._replace(number=number, version=None), update)
-        elif receipt.reason == "future_version" and push.version is None:  # one that went back to a checkpoint
+        elif receipt.reason == "future_version" and push.version is None:  # the server restored an older checkpoint
             receipt, tries = self._line.push(push._replace(number=number, version=None), update)
-        if receipt.reason == "pushed_twice" and tries > 1:  # the first try had arrived, and its answer was lost
+        if receipt.reason == "pushed_twice" and tries > 1:  # an earlier attempt arrived, but its reply was lost
             receipt = Receipt(True, receipt.round_number, receipt.version)
         if receipt:
             standing["last"] = max(standing["last"], number)
@@ -203,5 +209,5 @@ def _make_rpc_client(
 
 
 def _next_push_number(standing: dict[str, Any]) -> int:
-    """The round to push for: the server's, or one more than this worker's last."""
+    """Return the number of the next push: the server's round or, if asynchronous, one more than the worker's last."""
     return int(standing["round_number"] if standing["synchronous"] else standing["last"] + 1)

@@ -1,6 +1,6 @@
-"""FederatedParameterServer: workers train on their own and push deltas, once per round; private when asked.
+"""FederatedParameterServer: workers train locally and push one delta per round; optionally differentially private.
 
-The order of a private release: charge on disk, noise, checkpoint, mark on disk, and only then is the version seen.
+Order of a private release: write the charge to disk, add noise, write a checkpoint, mark the release on disk, publish.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from steppe.params.push_api import Push, as_update
 from steppe.params.rounds import PendingPushes, Rounds
 from steppe.params.server import ParameterServer
 
-NO_PUSH_LIMIT = 2**31  # no number of pushes ends a round before everyone has pushed
+NO_PUSH_LIMIT = 2**31  # effectively unlimited: a number of pushes never ends a round early
 _PRIVATE_METHODS = ("federated", "average")
 
 
 class FederatedParameterServer(ParameterServer):
-    """A round ends when every registered worker has pushed, or `update_frequency` have, or at `deadline_s` after its first
-    push with at least `min_workers_for_update`.
+    """Parameter server with synchronous rounds of deltas.
 
-    `updates`: whether workers push deltas or whole "parameters", which the server subtracts its own from. With
-    `differential_privacy`, `privacy` says what is promised, and `noise_scale` is the noise multiplier z.
+    A round ends when every registered worker has pushed, when `update_frequency` workers have, or `deadline_s` after
+    its first push if at least `min_workers_for_update` have. `updates`: whether workers push "deltas" or full
+    "parameters", from which the server subtracts its own. With `differential_privacy`, `privacy` is the privacy plan
+    and `noise_scale` the noise multiplier z.
     """
 
     @typechecked
@@ -62,7 +63,7 @@ class FederatedParameterServer(ParameterServer):
         self._whole = updates == "parameters"
         self._drawn: set[str] = (
             set()
-        )  # of those decided on, once per worker and round: coming again is no second chance
+        )  # sampled once per worker and round: registering again does not sample a worker again
         self._decided: set[str] = set()
         super().__init__(
             initial_params,
@@ -83,7 +84,10 @@ class FederatedParameterServer(ParameterServer):
 
     @typechecked
     def register_worker(self, worker_id: str) -> bool:
-        """Let a worker push; False when it was registered already. A private server may not draw it in this round."""
+        """Allow a worker to push; return False if it was registered already.
+
+        A private server may leave it out of the current round's sample.
+        """
         with self._changed:
             new = super().register_worker(worker_id)
             if self._private is not None and worker_id not in self._decided:
@@ -93,17 +97,20 @@ class FederatedParameterServer(ParameterServer):
 
     @typechecked
     def is_drawn(self, worker_id: str) -> bool:
-        """Whether the round under way waits for this worker: always, unless a private server draws its clients."""
+        """Return whether the current round waits for this worker.
+
+        True for every registered worker, unless a private server samples its clients.
+        """
         with self._changed:
             self._close_expired_round()
             return worker_id in self._expected()
 
     @typechecked
     def federated_averaging(self, worker_updates: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """One whole round at once: takes the updates, ends the round, returns the new parameters.
+        """Run one round with these updates and return the new parameters.
 
-        What `validate_worker_update` would refuse is left out and counted. UsageError when fewer than
-        `min_workers_for_update` remain. Workers that are not known yet are registered, unless the server is private.
+        Updates that `validate_worker_update` would refuse are skipped and counted. Raises UsageError if fewer than
+        `min_workers_for_update` remain. Unknown workers are registered, unless the server is private.
         """
         with self._changed:
             self._close_expired_round()
@@ -122,7 +129,7 @@ class FederatedParameterServer(ParameterServer):
 
     @typechecked
     def validate_worker_update(self, worker_id: str, update: Mapping[str, Any]) -> bool:
-        """Whether a push of this update would count now; nothing is counted or changed."""
+        """Return whether a push of this update would be accepted now; nothing is counted or changed."""
         with self._changed:
             if self._check_admissible(Push(worker_id, version=self.version)) is not None:
                 return False
@@ -145,7 +152,7 @@ class FederatedParameterServer(ParameterServer):
         return None
 
     def _to_delta(self, push: Push, row: np.ndarray) -> Refusal | None:
-        """Parameters become the delta from the version that they were made from, which must be the newest."""
+        """Convert pushed parameters to a delta from the version they were computed from, which must be the newest."""
         if not self._whole:
             return None
         base = self._registry.accounts[push.worker].version if push.version is None else push.version
@@ -162,7 +169,7 @@ class FederatedParameterServer(ParameterServer):
             self._decided = set(self._registry.registered)
             self._drawn = self._private.draw(self._decided)
             if self._private.plan.sampling_rate < 1.0:
-                self._pending.opened_at = self.clock()  # its deadline counts even if nobody was drawn
+                self._pending.opened_at = self.clock()  # the deadline applies even if no client was sampled
 
     def _next_round(self) -> None:
         super()._next_round()
@@ -187,7 +194,7 @@ class FederatedParameterServer(ParameterServer):
         )
 
     def _keep(self) -> None:
-        """A private version is on disk before it is seen, and from then on the ledger refuses older checkpoints."""
+        """Write a private version to disk before it is published; afterwards the ledger rejects older checkpoints."""
         if self._private is None:
             super()._keep()
             return
@@ -196,7 +203,7 @@ class FederatedParameterServer(ParameterServer):
         self._private.ledger.mark_released(self._released)
 
     def _state(self) -> dict[str, Any]:
-        """A private server writes no client's delta to disk: whoever waits in the round under way pushes again."""
+        """Return the state; a private server omits clients' deltas, so clients of the current round must push again."""
         state = {**super()._state(), "released": self._released}
         if self._private is not None:
             for worker in self._pending.workers:
@@ -215,7 +222,7 @@ class FederatedParameterServer(ParameterServer):
 
 
 def _require_private(asked: bool, plan: PrivacyPlan | None, method: Aggregation, deadline_s: float | None) -> None:
-    """ConfigError for what is asked and cannot be private."""
+    """Raise ConfigError if the requested settings cannot be private."""
     if asked != (plan is not None):
         raise ConfigError(
             "differential_privacy=True needs privacy=PrivacyPlan(ledger=…, epsilon=…, expected_clients=…), and a plan needs "

@@ -1,4 +1,4 @@
-"""The parameter server that a cluster's description asks for."""
+"""Build the parameter server that a cluster configuration describes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from steppe.params.server import ParameterServer
 
 
 class AdamSettings(msgspec.Struct, frozen=True):
-    """How the agent would take a step alone: its Adam's step size and small number, where it clips, and after which updates
-    the step size is halved."""
+    """The agent's own Adam settings.
+
+    Learning rate, epsilon, gradient norm to clip at, and the updates after which the learning rate is halved.
+    """
 
     learning_rate: float
     eps: float
@@ -30,7 +32,7 @@ class AdamSettings(msgspec.Struct, frozen=True):
 def build_parameter_server(
     cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings
 ) -> ParameterServer:
-    """A server with these parameters, or with those of its checkpoint if there is one."""
+    """Return a server with these parameters, or with those of its checkpoint if there is one."""
     server = (
         _federated_server(cluster, params) if cluster.exchange == "deltas" else _gradient_server(cluster, params, step)
     )
@@ -64,7 +66,7 @@ def _federated_server(cluster: ClusterConfig, params: Mapping[str, np.ndarray]) 
 
 
 def _gradient_server(cluster: ClusterConfig, params: Mapping[str, np.ndarray], step: AdamSettings) -> ParameterServer:
-    """Steps as the agent would take them alone."""
+    """Return a server that applies gradients with the agent's own optimizer settings."""
     return ParameterServer(
         params,
         Aggregation(cluster.aggregation or "weighted", cluster.byzantine, cluster.trim),

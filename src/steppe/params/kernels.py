@@ -1,7 +1,7 @@
-"""Compiled passes over flat float32 updates `[workers, parameters]`: what aggregation, clipping and optimizers are made of.
+"""Compiled kernels over flat float32 updates `[workers, parameters]`, for aggregation, clipping and optimizers.
 
-Columns are taken in tiles that stay in the cache while all workers' rows pass by, sums are float64, and no kernel holds the
-GIL. Which update counts how much, and what is refused, is decided by the callers.
+Columns are processed in tiles that stay in the cache across all workers' rows, sums are float64, and kernels release
+the GIL. Callers decide on weights and refusals.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numba
 import numpy as np
 
-SUM_TILE = 1024  # float64 totals of 8 KiB, which leave the first-level cache to the eight rows that pass by
+SUM_TILE = 1024  # float64 totals of 8 KiB, which leave space in the L1 cache for eight rows
 SORT_TILE = 128  # columns sorted side by side: 64 workers' rows take 32 KiB
 PAIR_TILE = 1024
 _LARGEST = np.finfo(np.float32).max
@@ -20,7 +20,7 @@ _UNIT = 2.0**-53
 
 @numba.njit(cache=True, nogil=True)
 def all_finite(values: np.ndarray) -> bool:
-    """Whether a flat float32 array has neither NaN nor infinity."""
+    """Return whether a flat float32 array has neither NaN nor infinity."""
     bad = False
     for k in range(len(values)):
         bad |= not (abs(values[k]) <= _LARGEST)
@@ -29,14 +29,14 @@ def all_finite(values: np.ndarray) -> bool:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _add_rows(updates: np.ndarray, weights: np.ndarray, start: int, width: int, total: np.ndarray) -> None:
-    """total = Σ weightᵢ · updateᵢ over one tile. Eight rows at a time keep eight streams from memory under way: twice the
-    speed of four."""
+    """Compute total = Σ weightᵢ · updateᵢ over one tile.
+
+    Eight rows at a time keep eight memory streams in flight, which is twice as fast as four.
+    """
     count, end = updates.shape[0], start + width
     total[:width] = 0.0
     first = 0
-    while (
-        first + 8 <= count
-    ):  # slices, because an index that might be negative would keep the loop from being a vector's
+    while first + 8 <= count:  # slices, because an index that might be negative would prevent vectorization
         i, f = first, first + 4
         a, b, c, d = (
             updates[i, start:end],
@@ -64,7 +64,7 @@ def _add_rows(updates: np.ndarray, weights: np.ndarray, start: int, width: int, 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def weighted_sum(updates: np.ndarray, weights: np.ndarray, divisor: float, out: np.ndarray) -> None:
-    """out = Σ weightᵢ · updateᵢ / divisor. A NaN or infinity in an update with weight is one in `out`."""
+    """Compute out = Σ weightᵢ · updateᵢ / divisor. NaN or infinity in a weighted update propagates to `out`."""
     size = updates.shape[1]
     total = np.empty(SUM_TILE, np.float64)
     for start in range(0, size, SUM_TILE):
@@ -77,7 +77,7 @@ def weighted_sum(updates: np.ndarray, weights: np.ndarray, divisor: float, out: 
 
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 def squared_norm(values: np.ndarray) -> float:
-    """Σ x² in float64; NaN or infinity where there is one."""
+    """Return Σ x² in float64; NaN and infinity propagate."""
     total = 0.0
     for k in range(len(values)):
         x = np.float64(values[k])
@@ -87,9 +87,9 @@ def squared_norm(values: np.ndarray) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def normal_numbers(words: np.ndarray, sigma: float, out: np.ndarray) -> None:
-    """out = N(0, sigma²), as many as there are uniform uint64 `words`: an even number (Box and Muller)."""
+    """Write samples of N(0, sigma²), one per uniform uint64 of `words`, whose number must be even (Box and Muller)."""
     for k in range(0, len(words), 2):
-        # (0, 1]: the logarithm is finite.
+        # Uniform in (0, 1], so that the logarithm is finite.
         radius = sigma * math.sqrt(-2.0 * math.log(((words[k] >> np.uint64(11)) + 1.0) * _UNIT))
         angle = 2.0 * math.pi * ((words[k + 1] >> np.uint64(11)) * _UNIT)
         out[k] = radius * math.cos(angle)
@@ -100,7 +100,7 @@ def normal_numbers(words: np.ndarray, sigma: float, out: np.ndarray) -> None:
 def noisy_sum(
     updates: np.ndarray, scales: np.ndarray, noise: np.ndarray, first: int, divisor: float, out: np.ndarray
 ) -> None:
-    """out = (Σ scaleᵢ · updateᵢ + noise) / divisor, for as many columns from `first` on as there is float64 noise for."""
+    """Compute out = (Σ scaleᵢ · updateᵢ + noise) / divisor for len(noise) columns from `first` on; noise is float64."""
     last = min(first + len(noise), updates.shape[1])
     total = np.empty(SUM_TILE, np.float64)
     for start in range(first, last, SUM_TILE):
@@ -113,7 +113,7 @@ def noisy_sum(
 
 @numba.njit(cache=True, nogil=True)
 def _load(updates: np.ndarray, start: int, width: int, block: np.ndarray) -> bool:
-    """Copy one tile's columns into `block`; whether all of it is finite."""
+    """Copy one tile's columns into `block`; return whether all of it is finite."""
     bad = False
     for row in range(updates.shape[0]):
         source, into = updates[row, start : start + width], block[row]
@@ -126,7 +126,7 @@ def _load(updates: np.ndarray, start: int, width: int, block: np.ndarray) -> boo
 
 @numba.njit(cache=True, nogil=True)
 def _sort_columns(block: np.ndarray, pairs: np.ndarray) -> None:
-    """Run a sorting network over the rows, for all columns of the tile at once: each comparator is two vector operations."""
+    """Run a sorting network over the rows of all columns of the tile at once; a comparator is two vector operations."""
     for number in range(len(pairs)):
         low, high = block[pairs[number, 0]], block[pairs[number, 1]]
         for k in range(SORT_TILE):
@@ -137,9 +137,10 @@ def _sort_columns(block: np.ndarray, pairs: np.ndarray) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def middle_mean(updates: np.ndarray, pairs: np.ndarray, first: int, last: int, out: np.ndarray) -> bool:
-    """out = the mean of each column's values from rank `first` up to, not including, `last`; False if any is not finite.
+    """Write the mean of each column's values from rank `first` up to, not including, `last`.
 
-    `pairs` are the comparators of a network that puts at least these ranks where they belong.
+    Returns False if any value is not finite. `pairs` are the comparators of a network that sorts at least these ranks
+    into place.
     """
     count, size = updates.shape
     block = np.zeros((count, SORT_TILE), np.float32)
@@ -171,7 +172,10 @@ def _squared_distance(a: np.ndarray, b: np.ndarray) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def squared_distances(updates: np.ndarray) -> np.ndarray:
-    """Between all pairs of updates, from differences: near updates lose no digits, as they would in a product of matrices."""
+    """Return squared distances of all pairs of updates.
+
+    Computed from differences: a matrix product would lose precision for updates that are close to each other.
+    """
     count, size = updates.shape
     found = np.zeros((count, count), np.float64)
     for start in range(0, size, PAIR_TILE):
@@ -187,7 +191,7 @@ def squared_distances(updates: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True)
 def copy_finite(source: np.ndarray, into: np.ndarray) -> bool:
-    """Copy flat float32 numbers; whether all of them are finite. As fast as copying alone."""
+    """Copy flat float32 numbers; return whether all of them are finite. As fast as copying alone."""
     bad = False
     for k in range(len(source)):
         value = source[k]
@@ -198,7 +202,7 @@ def copy_finite(source: np.ndarray, into: np.ndarray) -> bool:
 
 @numba.njit(cache=True, nogil=True)
 def sgd_step(values: np.ndarray, gradient: np.ndarray, rate: float, out: np.ndarray) -> bool:
-    """out = values − rate · gradient; whether all of it is finite."""
+    """Compute out = values − rate · gradient; return whether all of it is finite."""
     bad = False
     for k in range(len(out)):
         moved = np.float32(values[k] - rate * gradient[k])
@@ -211,7 +215,10 @@ def sgd_step(values: np.ndarray, gradient: np.ndarray, rate: float, out: np.ndar
 def momentum_step(
     values: np.ndarray, gradient: np.ndarray, velocity: np.ndarray, rates: tuple[float, float], out: np.ndarray
 ) -> bool:
-    """velocity = momentum · velocity + gradient; out = values − rate · velocity; whether all of it is finite."""
+    """Compute velocity = momentum · velocity + gradient and out = values − rate · velocity.
+
+    Returns whether all of `out` is finite.
+    """
     rate, momentum = rates
     bad = False
     for k in range(len(out)):
@@ -233,9 +240,10 @@ def adaptive_step(
     yogi: bool,
     out: np.ndarray,
 ) -> bool:
-    """out = values − rate · m / (√v + eps), with `rates` = (rate, beta1, beta2, eps), m = `first`, v = `second`; whether finite.
+    """Compute out = values − rate · m / (√v + eps); return whether all of it is finite.
 
-    Yogi lets v fall only by as much as a square can say (Zaheer et al., 2018), so one small gradient does not forget it.
+    `rates` = (rate, beta1, beta2, eps), m = `first`, v = `second`. Yogi changes v by at most (1 − beta2) · g² (Zaheer
+    et al., 2018), so that v does not decay quickly when gradients become small.
     """
     rate, beta1, beta2, eps = rates
     bad = False

@@ -1,5 +1,8 @@
-"""What the server does with an aggregated update: sgd, momentum and adam for gradients; fedavg, fedadam and fedyogi for
-deltas, which are gradients with the other sign (Reddi et al., 2021, without bias correction)."""
+"""Server-side optimizers for aggregated updates.
+
+sgd, momentum and adam take gradients; fedavg, fedadam and fedyogi take deltas, which are gradients with the opposite
+sign (Reddi et al., 2021, without bias correction).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from steppe.core.contracts.errors import ConfigError, did_you_mean
 from steppe.params import kernels
 from steppe.params.threaded_kernels import run_threaded
 
-# learning_rate, momentum or beta1, beta2, eps where the settings do not say
+# Defaults of learning_rate, momentum or beta1, beta2, eps
 DEFAULTS: dict[str, tuple[float, float, float, float]] = {
     "sgd": (1e-3, 0.0, 0.0, 0.0),
     "momentum": (1e-3, 0.9, 0.0, 0.0),
@@ -27,9 +30,10 @@ _NUM_MOMENTS = {"sgd": 0, "fedavg": 0, "momentum": 1, "adam": 2, "fedadam": 2, "
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A kind and its settings; None stands for the kind's usual value. `beta1` is momentum's factor too.
+    """An optimizer kind and its settings; None stands for the kind's default. `beta1` is also the factor of "momentum".
 
-    `max_norm`: updates longer than this are scaled back to it first. `halve_at`: updates after which the rate is halved.
+    `max_norm`: updates with a larger norm are scaled down to it first. `halve_at`: updates after which the learning
+    rate is halved.
     """
 
     kind: str = "sgd"
@@ -59,7 +63,7 @@ class Optimizer:
 
     @property
     def rates(self) -> tuple[float, float, float, float]:
-        """learning_rate, beta1, beta2, eps with the kind's values where none were given."""
+        """learning_rate, beta1, beta2 and eps, with the kind's defaults for those not given."""
         given = (self.learning_rate, self.beta1, self.beta2, self.eps)
         rate, beta1, beta2, eps = (
             usual if value is None else float(value) for usual, value in zip(DEFAULTS[self.kind], given, strict=True)
@@ -68,7 +72,7 @@ class Optimizer:
 
     @property
     def for_deltas(self) -> bool:
-        """Whether updates point where the parameters should go, and not the other way as gradients do."""
+        """Whether updates are deltas, which are added, and not gradients, which are subtracted."""
         return self.kind.startswith("fed")
 
 
@@ -83,7 +87,7 @@ class OptimizerState:
             self.moments[1] = settings.rates[3] ** 2
 
     def step(self, values: np.ndarray, update: np.ndarray, out: np.ndarray, learning_rate: float | None = None) -> bool:
-        """Write the values after one aggregated update to `out`; whether all of them are finite."""
+        """Write the values after one aggregated update to `out`; return whether all of them are finite."""
         rate, beta1, beta2, eps = self.settings.rates
         halved = rate * 0.5 ** sum(self.steps >= at for at in self.settings.halve_at)
         rate = halved if learning_rate is None else learning_rate
@@ -107,11 +111,11 @@ class OptimizerState:
         return update * np.float32(longest / norm) if longest is not None and norm > longest else update
 
     def state(self) -> dict[str, Any]:
-        """Everything that `load` needs, as plain values and arrays."""
+        """Return everything that `load` needs, as plain values and arrays."""
         return {"kind": self.settings.kind, "steps": self.steps, "moments": self.moments}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; ConfigError when it is another kind's."""
+        """Restore what `state` returned; raise ConfigError if it is of another kind or size."""
         if state["kind"] != self.settings.kind or state["moments"].shape != self.moments.shape:
             raise ConfigError(f"the checkpoint was made with optimizer {state['kind']!r}, not {self.settings.kind!r}")
         self.steps, self.moments = int(state["steps"]), np.array(state["moments"], np.float32)

@@ -1,4 +1,4 @@
-"""Named arrays ↔ one flat float32 vector: what is pushed is checked here, once, and is a row of numbers from then on."""
+"""Named arrays ↔ one flat float32 vector: updates are validated here once and are flat rows from then on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ INVALID_UPDATE_REASONS = (
     "wrong_dtype",
     "unknown_parameter",
     "not_finite",
-)  # what a push can have wrong by itself
+)  # reasons that depend only on the update, so that a client can detect them
 
 
 class Refusal(NamedTuple):
-    """Why a push does not count: a word that is counted, and a sentence."""
+    """Why a push is refused: a reason code for the statistics, and a sentence."""
 
     reason: str
     message: str
 
 
 class ParameterLayout:
-    """The parameters' names, shapes and dtypes. Floating-point entries are trained, in float32; others are only carried."""
+    """The parameters' names, shapes and dtypes. Floating-point entries are trained, in float32; others are constant."""
 
     def __init__(self, params: Mapping[str, np.ndarray]) -> None:
         arrays = {name: np.asarray(array) for name, array in params.items()}
@@ -42,14 +42,14 @@ class ParameterLayout:
 
     @classmethod
     def described(cls, fields: Iterable[Any], carried: Mapping[str, np.ndarray] | None = None) -> ParameterLayout:
-        """The same from another one's `fields`, without the numbers that are carried unless they are given."""
+        """Build a layout from the `fields` of another one; `carried` holds the untrained parameters, if needed."""
         space = cls.__new__(cls)
         space._set((str(name), tuple(shape), str(dtype)) for name, shape, dtype in fields)
         space.carried = dict(carried or {})
         return space
 
     def _set(self, fields: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
-        self.whole = WeightsLayout.of(fields)  # as the parameters were given
+        self.whole = WeightsLayout.of(fields)  # all parameters, with their original dtypes
         trained = [entry for entry in self.whole.entries if np.dtype(entry.dtype).kind == "f"]
         self.layout = WeightsLayout.of((entry.name, entry.shape, "float32") for entry in trained)
         self.size = self.layout.nbytes // 4
@@ -63,7 +63,7 @@ class ParameterLayout:
         return [(entry.name, entry.shape, entry.dtype) for entry in self.whole.entries]
 
     def flat(self, params: Mapping[str, np.ndarray]) -> np.ndarray:
-        """All trained parameters as one vector; ConfigError unless every one is there and fits."""
+        """Return all trained parameters as one vector; raise ConfigError unless all are present and valid."""
         row = np.empty(self.size, np.float32)
         refusal = self.fill(row, params, whole=True)
         if refusal is not None:
@@ -71,9 +71,10 @@ class ParameterLayout:
         return row
 
     def fill(self, row: np.ndarray, update: Mapping[str, np.ndarray], *, whole: bool = False) -> Refusal | None:
-        """Write an update into `row`; a parameter that it does not name gets no change. What is wrong, if anything is.
+        """Write an update into `row`, with zeros for parameters that it does not name.
 
-        `whole`: these are parameters and not changes, so that none may be missing, and what is carried may be there.
+        Returns why the update is invalid, or None. `whole`: the update holds parameters, so none may be missing, and
+        untrained ones are ignored.
         """
         if whole:
             update = {name: array for name, array in update.items() if name not in self._others}
@@ -86,7 +87,10 @@ class ParameterLayout:
         return None
 
     def view_as_row(self, update: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """The update as a row without copying, where it is one float32 array for the one parameter there is."""
+        """Return the update as a row without copying, or None.
+
+        This is possible if there is one trained parameter and the update is one contiguous float32 array for it.
+        """
         if len(update) != 1 or len(self._shapes) != 1:
             return None
         (array,) = update.values()
@@ -95,7 +99,7 @@ class ParameterLayout:
         return array.reshape(-1)
 
     def validate_row(self, row: np.ndarray) -> Refusal | None:
-        """What is wrong with the outside of a row."""
+        """Validate dtype, rank and length of a row; return why it is invalid, or None."""
         if row.dtype != np.float32 or row.ndim != 1:
             return Refusal("wrong_dtype", f"a row is flat float32, not {row.dtype}{list(row.shape)}")
         if len(row) != self.size:
@@ -103,17 +107,17 @@ class ParameterLayout:
         return None
 
     def copy_row(self, row: np.ndarray, into: np.ndarray) -> Refusal | None:
-        """Copy a row; what is wrong with it, if anything is."""
+        """Copy and validate a row; return why it is invalid, or None."""
         refusal = self.validate_row(row)
         return refusal or (None if run_threaded(copy_finite, np.ascontiguousarray(row), into) else self.not_finite(row))
 
     def not_finite(self, row: np.ndarray) -> Refusal:
-        """The refusal of a row that has NaN or infinity."""
+        """Return the refusal of a row with NaN or infinity, which names the parameter."""
         views = self.layout.views(row.view(np.uint8))
         return _not_finite(next((name for name, view in views.items() if not np.isfinite(view).all()), "the update"))
 
     def weights(self, flat: np.ndarray, version: int, updates: int) -> Weights:
-        """Everything in a buffer of its own, in the order and with the dtypes that the parameters were given in."""
+        """Return a copy of all parameters, in their original order and with their original dtypes."""
         if self._plain:
             buffer = flat.view(np.uint8).copy()
         else:
@@ -124,7 +128,7 @@ class ParameterLayout:
         return Weights(self.whole, buffer, version, updates)
 
     def named(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """An aggregated update by name, in float32, sharing `flat`."""
+        """Return an aggregated update by name, as float32 views of `flat`."""
         return self.layout.views(flat.view(np.uint8))
 
     def _validate_update(self, update: Mapping[str, np.ndarray], *, whole: bool = False) -> Refusal | None:
@@ -155,12 +159,12 @@ def _not_finite(name: str) -> Refusal:
 
 
 def _copy_entry(view: np.ndarray, array: np.ndarray | None) -> bool:
-    """Copy an update's entry, or zeros for none; whether it is finite."""
+    """Copy an entry of an update, or zeros for None; return whether it is finite."""
     if array is None:
         view[:] = 0.0
         return True
     if array.dtype == np.float32 and array.flags.c_contiguous:
         return run_threaded(copy_finite, array.reshape(-1), view)
-    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite and are refused
         view[:] = array.reshape(-1)
     return bool(all_finite(view))

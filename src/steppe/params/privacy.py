@@ -1,7 +1,8 @@
-"""Differential privacy for whole clients: deltas clipped in float64, summed alike, noised once, divided by a fixed number.
+"""Client-level differential privacy: clip deltas in float64, sum with equal weight, add noise, divide by a constant.
 
-Every release is charged to a ledger on disk before anyone sees it, and refused once the budget would be passed. ε is
-dp-accounting's. Who may take part is left to the server; amplification is claimed only for clients that it drew itself.
+Every release is charged to a ledger on disk before it is published, and refused if it would exceed the budget.
+dp-accounting computes ε. The server decides who may participate; privacy amplification is claimed only for clients that
+the server sampled itself.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from steppe.core.io import atomic_files
 from steppe.params import kernels
 
 FORMAT = 1
-BLOCK = 1 << 17  # columns whose noise is drawn at a time
-_SHRINK = 1.0 - 2.0**-40  # keeps a clipped norm below its limit whatever the last bits do
-MOST_RELEASES = 10_000_000  # that are planned for: with more, rounding errors of the accounting add up
-MOST_NOISE = 2**40 / 1000  # of a noise multiplier
+BLOCK = 1 << 17  # columns whose noise is sampled at a time
+_SHRINK = 1.0 - 2.0**-40  # keeps a clipped norm below its limit despite rounding
+MOST_RELEASES = 10_000_000  # largest planned number: beyond it, rounding errors of the accounting accumulate
+MOST_NOISE = 2**40 / 1000  # largest noise multiplier
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What is promised: (`epsilon`, `delta`) for each client, over all releases that `ledger` has ever recorded.
+    """The privacy guarantee: (`epsilon`, `delta`) for each client, over all releases that `ledger` has ever recorded.
 
-    `clip_norm`: the largest L2 norm of a client's delta that counts. `expected_clients`: what a round's sum is divided by,
-    however many came. `sampling_rate` below 1: the server draws each round's clients itself, which costs less of ε.
+    `clip_norm`: the L2 norm to which a client's delta is clipped. `expected_clients`: the divisor of a round's sum,
+    however many clients pushed. `sampling_rate` below 1: the server samples each round's clients itself, which spends
+    less ε.
     """
 
     ledger: str | Path
@@ -58,7 +60,7 @@ class PrivacyPlan:
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """Releases of one kind: Gaussian noise of `noise_multiplier` × clip_norm on clients drawn with `sampling_rate`."""
+    """Releases of one kind: Gaussian noise of `noise_multiplier` × clip_norm, clients sampled with `sampling_rate`."""
 
     noise_multiplier: float
     sampling_rate: float
@@ -66,7 +68,7 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 def epsilon_of(charges: Iterable[Charge], delta: float) -> float:
-    """ε of all these releases together: the exact form where every client took part, Rényi accounting otherwise."""
+    """Return ε of all these releases together: exact if every client participated, Rényi accounting otherwise."""
     accounting = _accounting()
     made = [charge for charge in charges if charge.releases]
     if not made:
@@ -83,13 +85,13 @@ def epsilon_of(charges: Iterable[Charge], delta: float) -> float:
 
 
 def epsilon_after(noise_multiplier: float, releases: int, delta: float, sampling_rate: float = 1.0) -> float:
-    """ε of so many equal releases."""
+    """Return ε of `releases` equal releases."""
     _require_noise("noise_multiplier", noise_multiplier)
     return epsilon_of([Charge(noise_multiplier, sampling_rate, releases)], delta)
 
 
 def releases_within(noise_multiplier: float, epsilon: float, delta: float, sampling_rate: float = 1.0) -> int:
-    """How many equal releases stay within ε; UsageError where that is `MOST_RELEASES` or more."""
+    """Return how many equal releases stay within ε; raise UsageError for `MOST_RELEASES` or more."""
 
     def fits(releases: int) -> bool:
         return epsilon_after(noise_multiplier, releases, delta, sampling_rate) <= epsilon
@@ -109,7 +111,7 @@ def releases_within(noise_multiplier: float, epsilon: float, delta: float, sampl
 
 
 def noise_needed(releases: int, epsilon: float, delta: float, sampling_rate: float = 1.0) -> float:
-    """The smallest noise multiplier, to a thousandth, with which so many releases stay within ε."""
+    """Return the smallest noise multiplier, to a thousandth, with which `releases` releases stay within ε."""
 
     def fits(thousandths: int) -> bool:
         return epsilon_after(thousandths / 1000, releases, delta, sampling_rate) <= epsilon
@@ -126,7 +128,7 @@ def noise_needed(releases: int, epsilon: float, delta: float, sampling_rate: flo
 
 
 class PrivacyLedger:
-    """All charges ever made, in a file that only one process holds. `released` is the newest charge whose result is out."""
+    """All charges ever made, in a file that one process locks. `released` is the newest published charge."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -142,7 +144,10 @@ class PrivacyLedger:
             raise
 
     def charge(self, noise_multiplier: float, sampling_rate: float, plan: PrivacyPlan) -> int:
-        """Put one release on disk before it is made; BudgetSpent, with nothing written, if it would pass the budget."""
+        """Record one release on disk before it is made; return its number.
+
+        Raises BudgetSpent, and writes nothing, if the release would exceed the budget.
+        """
         if self._lock is None:
             raise UsageError(f"the ledger {self.path} was closed: nothing can be released any more")
         charges = _append_charge(self.charges, noise_multiplier, sampling_rate)
@@ -156,11 +161,11 @@ class PrivacyLedger:
         return self.count
 
     def mark_released(self, number: int) -> None:
-        """From now on no checkpoint from before this release is accepted."""
+        """Mark a release as published; checkpoints from before it are rejected from now on."""
         self._write(self.charges, self.count, number)
 
     def require(self, released: int) -> None:
-        """UsageError for a checkpoint that does not have the newest release in it."""
+        """Raise UsageError for a checkpoint that does not include the newest release."""
         if released < self.released:
             raise UsageError(
                 f"the checkpoint has release {released}, but the ledger {self.path} says that release {self.released} is "
@@ -168,7 +173,7 @@ class PrivacyLedger:
             )
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the lock, so that another process can use the ledger."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -197,7 +202,7 @@ class PrivacyLedger:
 
 
 class PrivateSum:
-    """Turns a round's deltas into one release. `noise_multiplier` is z: the sum's noise has deviation z · clip_norm."""
+    """Turn a round's deltas into one release. `noise_multiplier` is z: the sum's noise has deviation z · clip_norm."""
 
     def __init__(
         self, plan: PrivacyPlan, noise_multiplier: float, entropy: Callable[[int], bytes] | None = None
@@ -210,11 +215,11 @@ class PrivateSum:
         self._entropy = entropy
 
     def release(self, updates: np.ndarray) -> tuple[np.ndarray, int]:
-        """The mean delta over the expected clients and the number of its charge, which is on disk by then."""
+        """Return the noisy mean delta over the expected clients, and the number of its charge, which is on disk."""
         number = self.ledger.charge(self.noise_multiplier, self.plan.sampling_rate, self.plan)
         size, clients = updates.shape[1], float(self.plan.expected_clients)
         out = np.empty(size, np.float32)
-        with ThreadPoolExecutor(1) as pool:  # noise takes as long as all the rest: clip and sum up meanwhile
+        with ThreadPoolExecutor(1) as pool:  # noise takes as long as all the rest: overlap it with clipping and summing
             starts = range(0, size, BLOCK)
             drawn = [pool.submit(self._noise, min(BLOCK, size - start)) for start in starts]
             scales = clip_scales(updates, self.plan.clip_norm)
@@ -223,14 +228,14 @@ class PrivateSum:
         return out, number
 
     def draw(self, workers: Iterable[str]) -> set[str]:
-        """Which of these take part in a round: each with the same chance, on its own."""
+        """Return the workers that participate in a round, each sampled independently with `sampling_rate`."""
         if self.plan.sampling_rate == 1.0:
             return set(workers)
         chance = secrets.SystemRandom().random
         return {worker for worker in workers if chance() < self.plan.sampling_rate}
 
     def report(self) -> dict[str, Any]:
-        """What has been spent of the budget; nothing about any one client."""
+        """Return the budget spent so far; nothing about individual clients."""
         plan = self.plan
         return {
             "epsilon_spent": epsilon_of(self.ledger.charges, plan.delta),
@@ -244,7 +249,7 @@ class PrivateSum:
         }
 
     def _noise(self, size: int) -> np.ndarray:
-        """So many normal numbers, or one more: the sum's noise for one block of columns."""
+        """Return noise for one block of columns: `size` normal numbers, rounded up to an even count."""
         draw = os.urandom if self._entropy is None else self._entropy
         words = np.frombuffer(draw(8 * (size + size % 2)), np.uint64)
         noise = np.empty(len(words), np.float64)
@@ -253,7 +258,7 @@ class PrivateSum:
 
 
 def clip_scales(updates: np.ndarray, clip_norm: float) -> np.ndarray:
-    """What each delta is multiplied with so that its norm is at most `clip_norm`; a zero delta stays one."""
+    """Return the factors that clip each delta's norm to at most `clip_norm`; 1 for deltas below it."""
     norms = np.array([math.sqrt(kernels.squared_norm(update)) for update in updates])
     if not np.isfinite(norms).all():
         raise UsageError("a delta has NaN or infinity: it cannot be clipped")
@@ -261,7 +266,7 @@ def clip_scales(updates: np.ndarray, clip_norm: float) -> np.ndarray:
 
 
 def _require_noise(name: str, noise_multiplier: float) -> None:
-    """Raise ConfigError for noise that hides nothing, or so much that nothing is left of the deltas."""
+    """Raise ConfigError unless the noise is above 0 and at most MOST_NOISE; more would leave nothing of the deltas."""
     if not noise_multiplier > 0.0:
         raise ConfigError(f"{name}={noise_multiplier} must be above 0: without noise nothing is private")
     if noise_multiplier > MOST_NOISE:
@@ -282,7 +287,7 @@ def _digest(body: dict[str, Any]) -> str:
 
 
 def _lock_ledger(path: Path) -> int:
-    """The descriptor of the lock beside the ledger; it goes with the process, however that ends."""
+    """Lock the file beside the ledger and return its descriptor; the lock ends with the process, however it exits."""
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent} for the privacy ledger: make it first")
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What a parameter server and its clients elsewhere have in common: handing in updates, and reading as a WeightStore does."""
+"""The interface that a parameter server shares with its remote clients: push updates, and read like a WeightStore."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ POLICY = "policy"
 
 
 class Push(NamedTuple):
-    """What comes with an update's numbers."""
+    """Metadata of an update."""
 
     worker: str
     weight: float = 1.0
-    number: int | None = None  # the round, or the worker's own count
-    version: int | None = None  # that it was made with
+    number: int | None = None  # the round if synchronous, else the worker's own count of pushes
+    version: int | None = None  # of the weights that it was computed with
 
 
 def as_update(update: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
-    """An update with lists and tensors as arrays; what cannot be one is left for the server to refuse."""
+    """Convert lists and tensors of an update to arrays; other values stay as they are, and the server refuses them."""
     if all(type(value) is np.ndarray for value in update.values()):
         return update
     return {name: _array(value) for name, value in update.items()}
@@ -41,14 +41,17 @@ def _array(value: Any) -> Any:
 
 
 class ParameterServerApi:
-    """The calls that mean the same here and there."""
+    """Calls with the same meaning on a local server and on a remote client."""
 
     def pull(self, worker_id: str) -> Weights:
-        """The newest parameters as one flat buffer with its version; the worker's next push is taken to be made with them."""
+        """Return the newest parameters as one flat buffer with its version.
+
+        The worker's next push is assumed to be computed with them.
+        """
         raise NotImplementedError
 
     def _push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> Receipt:
-        """By name, or as a flat row."""
+        """Push an update given by name or as a flat row."""
         raise NotImplementedError
 
     def _newer_than(self, version: int) -> Weights | None:
@@ -56,7 +59,7 @@ class ParameterServerApi:
 
     @typechecked
     def get_parameters(self, worker_id: str) -> dict[str, np.ndarray]:
-        """Copies of the newest parameters by name; the worker's next push is taken to be made with them."""
+        """Return copies of the newest parameters by name; see `pull`."""
         return self.pull(worker_id).arrays()
 
     @typechecked
@@ -69,10 +72,11 @@ class ParameterServerApi:
         round_number: int | None = None,
         version: int | None = None,
     ) -> Receipt:
-        """Hand in one update; the receipt is false, with the reason, when it does not count.
+        """Push one update; the receipt is false, with the reason, if it is refused.
 
-        `round_number` makes repeating a push harmless: the round in synchronous use, the worker's own count otherwise; a
-        client counts by itself. `version`: the weights that it was made with, by default those that the worker was given last.
+        `round_number` makes pushes idempotent: the round if synchronous, the worker's own count of pushes otherwise; a
+        client sets it automatically. `version`: the weights that the update was computed with; default: those last
+        pulled.
         """
         return self._push(Push(worker_id, weight, round_number, version), as_update(gradients))
 
@@ -86,12 +90,12 @@ class ParameterServerApi:
         round_number: int | None = None,
         version: int | None = None,
     ) -> Receipt:
-        """The same for an update that is one flat float32 vector of all trained parameters, in their order."""
+        """Push an update given as one flat float32 vector of all trained parameters, in order; see `push_gradients`."""
         return self._push(Push(worker_id, weight, round_number, version), row)
 
     @typechecked
     def newer_than(self, policy: str, version: int) -> Weights | None:
-        """The newest parameters if they are newer than `version`: reads like any WeightStore, with one policy."""
+        """Return the newest parameters if newer than `version`, else None, as a WeightStore with one policy does."""
         if policy != POLICY:
             raise UsageError(f"a parameter server has one policy, {POLICY!r}, not {policy!r}")
         return self._newer_than(version)

@@ -1,5 +1,8 @@
-"""Numbers that the workers of a round add up before they push, so that each can use what is true of all their rows together:
-counts, sums, sums of squares. One small vector per worker and round; everyone gets the same sum."""
+"""Sum small vectors over the workers of a round before they push.
+
+Each worker can then use statistics of all workers' rows: counts, sums, sums of squares. One vector per worker and
+round; all workers receive the same sum.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ MAX_NUMBERS = 64
 
 
 class RoundSum:
-    """The round under way: who counted what, and their sum once there is one."""
+    """The current round: each worker's vector, and their sum once it is complete."""
 
     def __init__(self) -> None:
         self.number = -1
@@ -23,12 +26,12 @@ class RoundSum:
         self._counted: dict[str, np.ndarray] = {}
 
     def open(self, number: int, now: float) -> None:
-        """Begin anew where a new round has."""
+        """Start with no vectors if `number` is a new round."""
         if number != self.number:
             self.number, self.total, self.opened_at, self._counted = number, None, now, {}
 
     def add(self, worker: str, counted: np.ndarray) -> None:
-        """Take a worker's numbers; to give them again changes nothing, and after the sum they come too late for it."""
+        """Add a worker's vector; repeating the same one has no effect, and one that comes after the sum is ignored."""
         known = self._counted.get(worker)
         if known is not None and not np.array_equal(known, counted):
             raise UsageError(f"worker {worker!r} has counted in round {self.number} already, and other numbers")
@@ -39,7 +42,7 @@ class RoundSum:
             self._counted[worker] = counted
 
     def close(self) -> None:
-        """Add up what is there, in an order that does not depend on who was first."""
+        """Sum the vectors, in an order that does not depend on arrival."""
         self.total = np.sum([self._counted[worker] for worker in sorted(self._counted)], axis=0)
 
     @property
@@ -48,7 +51,7 @@ class RoundSum:
 
 
 def validate_counts(counted: Sequence[float]) -> np.ndarray:
-    """Numbers that can be added up; UsageError for others."""
+    """Return numbers as a float64 vector; raise UsageError unless they are 1 to MAX_NUMBERS finite numbers."""
     plain = 0 < len(counted) <= MAX_NUMBERS and all(type(number) in (float, int) for number in counted)
     if not plain or not all(map(math.isfinite, counted)):
         raise UsageError(f"what is counted is 1 to {MAX_NUMBERS} finite numbers")

@@ -1,6 +1,6 @@
-"""Which pushes count, and when they are enough: every worker's pushes are accounted for by (worker, round).
+"""Rounds: which pushes are accepted and when a round is complete. Pushes are identified by (worker, round).
 
-In asynchronous use a round is the worker's own number of pushes, and pushes are old when newer weights were made since.
+In asynchronous use, a worker numbers its own pushes. A push is stale if newer weights exist than it was computed with.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ MAX_NAME = 128
 
 @dataclass(frozen=True)
 class Rounds:
-    """Synchronous: one push per worker and round; a round ends when all have pushed, or at `deadline_s` after its first push
-    if at least `quorum` did, and is given up otherwise. Asynchronous: a push that is s versions old counts (1 + s)^−`damping`
-    as much, and not at all beyond `max_staleness`."""
+    """Rules for rounds of pushes.
+
+    Synchronous: one push per worker and round. A round ends when all workers have pushed, or `deadline_s` after its
+    first push if at least `quorum` have; otherwise it is abandoned. Asynchronous: a push that is s versions old is
+    scaled by (1 + s)^−`damping`, and refused beyond `max_staleness`.
+    """
 
     synchronous: bool = False
     quorum: int = 1
@@ -44,9 +47,9 @@ class Rounds:
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What became of a push: true when it counts. `reason` is a word and `message` a sentence when it does not.
+    """Result of a push; true if it was accepted. If refused, `reason` is a code and `message` a sentence.
 
-    `round_number` and `version` are the server's after the push, so that a worker left behind knows where to go on.
+    `round_number` and `version` are the server's after the push, so that a worker that fell behind can catch up.
     """
 
     accepted: bool
@@ -60,7 +63,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class WorkerAccount(msgspec.Struct):
-    """One worker's pushes: `last` is the newest round that counted, `version` the weights that it was given last."""
+    """Counters of one worker: `last` is its newest accepted round, `version` the weights that it last received."""
 
     last: int = -1
     version: int = 0
@@ -69,7 +72,7 @@ class WorkerAccount(msgspec.Struct):
 
 
 class WorkerRegistry:
-    """Who is registered, and everyone's account; an account outlives its worker's registration."""
+    """The registered workers, and the accounts of all workers; unregistering keeps the account."""
 
     def __init__(self) -> None:
         self.registered: set[str] = set()
@@ -77,7 +80,7 @@ class WorkerRegistry:
         self.refused: dict[str, int] = {}
 
     def add(self, worker: str, version: int) -> bool:
-        """Register; False when it was registered already."""
+        """Register a worker; return False if it was registered already."""
         if not 0 < len(worker) <= MAX_NAME or not worker.isprintable():
             raise UsageError(f"a worker's name has 1 to {MAX_NAME} printable characters")
         if worker in self.registered:
@@ -91,13 +94,13 @@ class WorkerRegistry:
         return True
 
     def account(self, worker: str) -> WorkerAccount:
-        """UsageError unless it is registered."""
+        """Return a worker's account; raise UsageError unless it is registered."""
         if worker not in self.registered:
             raise UsageError(f"worker {worker!r} is not registered: call register_worker first")
         return self.accounts[worker]
 
     def refuse(self, worker: str, reason: str) -> None:
-        """Count a refused push, for its worker too if that is known."""
+        """Count a refused push, in total and for its worker if known."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
         account = self.accounts.get(worker)
         if account is not None:
@@ -115,7 +118,7 @@ class WorkerRegistry:
 
 @dataclass
 class PendingPushes:
-    """The pushes of the round under way, as rows of one array that grows by doubling and is used again."""
+    """The pushes of the current round, as rows of one reused array that grows by doubling."""
 
     size: int
     workers: list[str] = field(default_factory=list)
@@ -135,7 +138,7 @@ class PendingPushes:
         return self._rows[: len(self)] if self._lent is None else self._lent[None]
 
     def blank(self) -> np.ndarray:
-        """Where the next update is written; it counts once `add` was called."""
+        """Return the row for the next update; it becomes part of the round when `add` is called."""
         if len(self) == len(self._rows):
             grown = np.empty((max(1, 2 * len(self)), self.size), np.float32)
             grown[: len(self)] = self.rows
@@ -144,7 +147,7 @@ class PendingPushes:
         return row
 
     def use_row_in_place(self, row: np.ndarray) -> None:
-        """Let the only push of a round be a row of somebody else's, until `clear`; instead of `blank`."""
+        """Use the caller's row, without a copy, as the only push of the round until `clear`; replaces `blank`."""
         self._lent = row
 
     def add(self, worker: str, weight: float, now: float) -> None:
@@ -165,7 +168,7 @@ class PendingPushes:
 
 
 def check_round(account: WorkerAccount, rounds: Rounds, current: int, given: int | None) -> Refusal | None:
-    """Why a push for round `given` does not belong here, or None. Asynchronous: `given` is the worker's own count."""
+    """Return why a push for round `given` is refused, or None. Asynchronous: `given` is the worker's own count."""
     if rounds.synchronous:
         number = current if given is None else given
         if number > current:

@@ -1,7 +1,8 @@
-"""ParameterServer: one set of parameters that many workers improve. Every result has a version, every push an account.
+"""ParameterServer: one set of parameters that many workers update. Results are versioned, pushes counted per worker.
 
-Used from any thread of one process. What becomes of a push is admission.py's, combining, applying and privacy are in the
-files beside it; other processes of the machine come by params/rpc/shm_server.py, other machines by params/rpc/grpc_server.py.
+Thread-safe within one process. admission.py processes pushes; aggregation, optimizers and privacy are in the modules
+beside it. Other processes on this machine connect through params/rpc/shm_server.py, other machines through
+params/rpc/grpc_server.py.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ MAX_METRICS = 64
 
 
 class ParameterServer(ParameterServerApi, PushAdmission):
-    """Collects workers' gradients and applies them together, `update_frequency` accepted pushes at a time.
+    """Collect workers' gradients and apply them together, `update_frequency` accepted pushes at a time.
 
     `aggregation_method`: a name or an Aggregation with settings. With "federated", workers push deltas (new minus old
-    parameters) weighted by their samples. Bad pushes are refused with a reason, counted, and change nothing. A checkpoint is
-    written to `checkpoint_path` every `save_frequency` updates. `store`: where each new version is published as well.
-    `clock` returns the seconds that deadlines are measured with, those of `time.monotonic` unless it is replaced.
+    parameters) weighted by their samples. Invalid pushes are refused with a reason, counted, and change nothing. A
+    checkpoint is written to `checkpoint_path` every `save_frequency` updates. `store`: each new version is also
+    published there. The attribute `clock` returns the seconds that deadlines are measured with; default:
+    `time.monotonic`.
     """
 
     _private: PrivateSum | None = None
@@ -78,7 +80,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         self.update_frequency = update_frequency
         self.save_frequency = save_frequency
         self.checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
-        self.run = secrets.token_hex(8)  # the same for everyone who takes part, and after a restart from a checkpoint
+        self.run = secrets.token_hex(8)  # run id, the same for all workers; kept by checkpoints
         self.fell_back = False
         self._store = store
         self._published = -1
@@ -89,14 +91,14 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def register_worker(self, worker_id: str) -> bool:
-        """Let a worker push; False when it was registered already."""
+        """Allow a worker to push; return False if it was registered already."""
         with self._changed:
             self._close_expired_round()
             return self._registry.add(worker_id, self.version)
 
     @typechecked
     def unregister_worker(self, worker_id: str) -> bool:
-        """Wait for this worker no longer; what it pushed already counts. False when it was not registered."""
+        """Stop waiting for this worker; its earlier pushes still count. Return False if it was not registered."""
         with self._changed:
             if worker_id not in self._registry.registered:
                 return False
@@ -107,7 +109,10 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def pull(self, worker_id: str) -> Weights:
-        """The newest parameters as one flat buffer with its version; the worker's next push is taken to be made with them."""
+        """Return the newest parameters as one flat buffer with its version.
+
+        The worker's next push is assumed to be computed with them.
+        """
         with self._changed:
             self._close_expired_round()
             self._registry.account(worker_id).version = self.version
@@ -115,7 +120,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def pull_newer(self, worker_id: str, version: int) -> tuple[Weights | None, int]:
-        """As `pull` where there is something newer than `version`, and the round, which both are of one moment."""
+        """Return the newest weights if newer than `version`, else None, and the round, both read at the same moment."""
         with self._changed:
             self._close_expired_round()
             self._registry.account(worker_id)
@@ -123,8 +128,11 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def tally(self, worker_id: str, round_number: int, counted: Sequence[float]) -> tuple[int, list[float] | None]:
-        """Count together before pushing, once per round: the server's round (−1 for who is not registered), and the sum of what
-        all workers counted for `round_number`; None until they have, and where the server is in another. Ask again until then."""
+        """Add numbers to a sum over all workers, once per round, before pushing.
+
+        Returns the server's round (−1 if the worker is not registered) and the sum for `round_number`. The sum is None
+        until all workers have contributed, and if the server is in another round. Repeat the call until it is complete.
+        """
         if not self._tallies:
             raise UsageError(
                 "workers count together in synchronous rounds of average, sum or weighted, without privacy"
@@ -138,12 +146,12 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def refuse_push(self, push: Push, refusal: Refusal) -> Receipt:
-        """Count a push that whoever carried it found to be wrong."""
+        """Count a push that the transport or the client found to be invalid."""
         with self._changed:
             return self._take(push, lambda _: refusal)
 
     def aggregate_gradients(self) -> dict[str, np.ndarray]:
-        """End the round and combine its pushes; `update_parameters` applies the result, which is returned by name."""
+        """End the round and combine its pushes; return the result by name. `update_parameters` applies it."""
         with self._changed:
             self._close_expired_round()
             if self._waiting is not None:
@@ -154,9 +162,10 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def update_parameters(self, learning_rate: float | None = None) -> None:
-        """Apply what was aggregated, or aggregate and apply what was pushed so far, as the next version.
+        """Apply the pending aggregate as the next version; without one, aggregate the pushes so far first.
 
-        `learning_rate`: for this update only; by default the optimizer's, which is 0.001 for gradients and 1 for deltas.
+        `learning_rate`: for this update only. Default: the optimizer's, which itself defaults to 0.001 for gradients
+        and 1 for deltas.
         """
         if learning_rate is not None and not 0.0 < learning_rate < math.inf:
             raise ConfigError(f"learning_rate={learning_rate} must be above 0")
@@ -166,7 +175,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
             self._apply(learning_rate)
 
     def broadcast_parameters(self) -> int:
-        """Publish the newest version to the store, if that has not been done, and wake whoever waits; the version."""
+        """Publish the newest version to the store, unless done already, wake waiting threads; return the version."""
         with self._changed:
             if self._store is not None and self.version > self._published:
                 self._store.publish(POLICY, self.weights())
@@ -177,13 +186,13 @@ class ParameterServer(ParameterServerApi, PushAdmission):
             return self.version
 
     def weights(self) -> Weights:
-        """The newest parameters as one flat buffer of the caller's, with their version."""
+        """Return a copy of the newest parameters as one flat buffer, with their version."""
         with self._changed:
             return self._values.weights()
 
     @typechecked
     def wait_newer(self, version: int, timeout_s: float) -> bool:
-        """Wait until there is a version above `version`, ending rounds whose deadline passes; False when time is up."""
+        """Wait for a version above `version`, closing rounds whose deadline passes; return False after `timeout_s`."""
         until = self.clock() + timeout_s
         with self._changed:
             while True:
@@ -194,7 +203,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
                 self._changed.wait(max(0.0, min(until, self._deadline()) - now))
 
     def get_server_stats(self) -> dict[str, Any]:
-        """Counters of everything that was accepted and refused, with reasons; per worker unless the server is private."""
+        """Return counters of accepted and refused pushes, with reasons; per worker unless the server is private."""
         with self._changed:
             self._close_expired_round()
             accounts = self._registry.accounts
@@ -229,7 +238,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:
-        """Let everyone see a worker's newest numbers in the statistics; a private server keeps none of them."""
+        """Publish a worker's newest metrics in the statistics; a private server raises UsageError."""
         if self._private is not None:
             raise UsageError("a private server publishes nothing about one client: report no metrics to it")
         plain = all(isinstance(name, str) and isinstance(value, float | int) for name, value in metrics.items())
@@ -241,9 +250,9 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
-        """Write everything that `load_checkpoint` needs to go on exactly, pushes of the round under way included.
+        """Write everything that `load_checkpoint` needs to continue exactly, including the pushes of the current round.
 
-        The file is replaced atomically; the one before stays beside it as NAME.previous.
+        The file is replaced atomically; the previous one is kept beside it as NAME.previous. Returns the path.
         """
         target = self.checkpoint_path if path is None else Path(path)
         if target is None:
@@ -254,19 +263,19 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def load_checkpoint(self, path: str | Path) -> None:
-        """Go on where the checkpoint was written; if it is damaged, where the one before it was."""
+        """Continue from a checkpoint; if it is corrupt, from the previous one."""
         with self._changed:
             state, self.fell_back = read_checkpoint(Path(path))
             self.restore(state)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as plain values and arrays of its own, for whoever keeps it with other things."""
+        """Return a checkpoint's content as plain values and copied arrays, for callers that store it themselves."""
         with self._changed:
             return copy.deepcopy(self._state())
 
     @typechecked
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from what `state` returned."""
         with self._changed:
             self._load(state)
             if self._shared is not None:
@@ -282,10 +291,10 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         token: str | Mapping[str, str] | None = None,
         tls: Tls | None = None,
     ) -> int:
-        """Serve clients on the network from threads of this process; the port, a free one for 0.
+        """Serve clients over gRPC from threads of this process; return the port (`port=0` chooses a free one).
 
-        `token`: what clients must know, one for all or one per worker; by default a new one that clients of the same user
-        on this machine find by themselves. Other machines are let in only with a token and TLS.
+        `token`: the token that clients must send, one for all or one per worker; default: a new one that clients of the
+        same user on this machine find automatically. Serving other machines requires a token and TLS.
         """
         from steppe.params.rpc.grpc_server import GrpcServer
 
@@ -296,10 +305,10 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def share(self, room: str | Path | None = None, *, by_steps: bool = False) -> str:
-        """Serve processes of this machine through shared memory, from a thread; the address for ParameterClient.
+        """Serve processes of this machine through shared memory, from a thread; return the address for ParameterClient.
 
-        `room`: a directory in memory (/dev/shm) for it, by default a new one. With `by_steps` there is no thread, and
-        `serve_step` is called again and again instead.
+        `room`: the shared directory in memory (/dev/shm); default: a new one. With `by_steps` there is no thread, and
+        the caller must call `serve_step` repeatedly.
         """
         from steppe.params.rpc.shm_server import ShmServer
 
@@ -315,13 +324,13 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @typechecked
     def serve_step(self, timeout_s: float = 0.0) -> bool:
-        """Answer what waits in shared memory, for at most `timeout_s` until there is something; whether there was."""
+        """Handle pending shared-memory requests; wait at most `timeout_s` for one. Return whether there was any."""
         if self._shared is None:
             raise UsageError("there is nothing to serve: call share(by_steps=True) first")
         return self._shared.step(timeout_s)
 
     def stop_server(self) -> None:
-        """Take no more calls and let those under way end; nothing happens when it does not serve."""
+        """Stop accepting calls and let those in progress finish; do nothing if the server is not serving."""
         if self._service is not None:
             self._service.stop()
             self._service = None
@@ -330,34 +339,34 @@ class ParameterServer(ParameterServerApi, PushAdmission):
             self._shared = None
 
     def close(self) -> None:
-        """Stop serving and give back what the server holds; a private one lets go of its ledger."""
+        """Stop serving and release resources; a private server releases its ledger."""
         self.stop_server()
         if self._private is not None:
             self._private.ledger.close()
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes calls from the network."""
+        """Whether the server accepts calls from the network."""
         return self._service is not None
 
     @property
     def is_private(self) -> bool:
-        """Whether what it releases is differentially private."""
+        """Whether released parameters are differentially private."""
         return self._private is not None
 
     @property
     def takes(self) -> str:
-        """What workers push: gradients, deltas (new minus old parameters), or parameters."""
+        """What workers push: "gradients", "deltas" (new minus old parameters) or "parameters"."""
         return "parameters" if self._whole else "deltas" if self.optimizer.for_deltas else "gradients"
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are trained."""
+        """Number of trained parameters."""
         return self._space.size
 
     @typechecked
     def standing(self, worker_id: str) -> dict[str, Any]:
-        """What a worker needs to know to push: the round, its own last push, the newest version."""
+        """Return what a worker needs in order to push: the round, its own last push, the newest version."""
         with self._changed:
             self._close_expired_round()
             account = self._registry.account(worker_id)
@@ -365,7 +374,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
             return {**found, "synchronous": self.rounds.synchronous}
 
     def description(self) -> dict[str, Any]:
-        """What somebody else needs to make rows of updates, and weights of rows."""
+        """Return what a client needs to convert updates to rows, and rows to weights."""
         with self._changed:
             about = {"whole": self._whole, "deltas": self.optimizer.for_deltas, "run": self.run}
             about["tallies"], about["private"] = self._tallies, self.is_private
@@ -373,7 +382,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
             return {**about, "fields": self._space.fields, "carried": self._space.carried}
 
     def tick(self) -> None:
-        """End a round whose deadline has passed; whoever serves calls this now and then."""
+        """Close a round whose deadline has passed; serving loops call this regularly."""
         with self._changed:
             self._close_expired_round()
 
@@ -390,14 +399,14 @@ class ParameterServer(ParameterServerApi, PushAdmission):
 
     @property
     def _tallies(self) -> bool:
-        """Not where one worker's numbers must not reach the others, be it to mislead them or to tell them something."""
+        """Whether `tally` is allowed: not if a worker's numbers could mislead other workers or leak to them."""
         return self.rounds.synchronous and self.aggregation.linear and self._private is None
 
     def _takes_deltas(self, aggregation: Aggregation) -> bool:
         return aggregation.method == "federated"
 
     def _keep(self) -> None:
-        """Checkpoint when it is time; a full disk is counted, and the next time is soon enough."""
+        """Write a checkpoint every `save_frequency` updates; on a full disk, count the failure and continue."""
         if self.checkpoint_path is None or self.updates % self.save_frequency:
             return
         try:
@@ -418,7 +427,7 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        """All or nothing: whatever does not fit is found before anything changes."""
+        """Restore a checkpoint's state, all or nothing: mismatches are detected before anything changes."""
         if state["method"] != self.aggregation.method:
             raise ConfigError(
                 f"the checkpoint was made with aggregation {state['method']!r}, not {self.aggregation.method!r}"

@@ -1,4 +1,4 @@
-"""Long rows by several threads at once: one core cannot ask memory for as much as it could give. The numbers are the same."""
+"""Split long vectors across threads: one thread cannot saturate memory bandwidth. The results are the same."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-MIN_PARALLEL_SIZE = 1 << 20  # numbers; below it, a thread costs more than it saves
-MAX_THREADS = 4  # threads; memory has no more to give
+MIN_PARALLEL_SIZE = 1 << 20  # numbers; for shorter vectors a thread costs more than it saves
+MAX_THREADS = 4  # enough to saturate memory bandwidth
 
 
 def run_threaded(kernel: Callable[..., bool], *arguments: Any) -> bool:
-    """Call a compiled element-by-element pass, cut into parts along its flat arrays; whether every part says True."""
+    """Run a compiled element-wise kernel over slices of its flat arrays; return whether every slice returned True."""
     size = next(len(given) for given in arguments if isinstance(given, np.ndarray))
     lanes = min(MAX_THREADS, _cores()) if size >= MIN_PARALLEL_SIZE else 1
     if lanes == 1:

@@ -1,4 +1,4 @@
-"""The parameters' numbers and their versions: the newest row, rows for what comes next, and the optimizer between them."""
+"""The parameters' values and versions: a ring of rows, and the optimizer step from one row to the next."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from steppe.params.parameter_layout import ParameterLayout
 
 
 class VersionedParameters:
-    """Rows in a ring: a version is made in the row after the newest, so that a step into infinity leaves all as it was.
+    """A ring of rows: a version is computed in the row after the newest, so a non-finite step leaves the newest intact.
 
-    The rows lie in this process's memory, or in memory that others read once `move` was called.
+    The rows are in this process's memory or, after `move`, in memory that other processes read.
     """
 
     def __init__(self, space: ParameterLayout, initial: np.ndarray, optimizer: Optimizer) -> None:
@@ -27,17 +27,17 @@ class VersionedParameters:
 
     @property
     def newest(self) -> np.ndarray:
-        """The parameters as they are, flat; not to be written to."""
+        """The current parameters as a flat row; do not write to it."""
         row: np.ndarray = self._rows[self._at]
         return row
 
     def move(self, rows: np.ndarray) -> None:
-        """Go on in these rows, beginning with the first."""
+        """Copy the newest parameters to the first of these rows and use the rows from now on."""
         rows[0] = self.newest
         self._rows, self._at = rows, 0
 
     def step(self, update: np.ndarray, learning_rate: float | None = None) -> bool:
-        """Make the next version of one aggregated update; False, and nothing changed, if it would not be finite."""
+        """Compute the next version from an aggregated update; return False, and keep the newest, if not finite."""
         after = self._rows[(self._at + 1) % len(self._rows)]
         if not self._optimizer_state.step(self.newest, update, after, learning_rate):
             return False
@@ -45,15 +45,15 @@ class VersionedParameters:
         return True
 
     def undo(self) -> None:
-        """Take the last step's version back, before anyone saw it. The optimizer's moments keep it."""
+        """Roll back the last version before it is published. The optimizer's moments are not rolled back."""
         self._advance(-1)
 
     def weights(self) -> Weights:
-        """The newest parameters in a buffer of their own."""
+        """Return a copy of the newest parameters."""
         return self.space.weights(self.newest, self.version, self.updates)
 
     def state(self) -> dict[str, Any]:
-        """Everything that `load` needs but the counters, as plain values and arrays."""
+        """Return everything that `load` needs except the counters, as plain values and arrays."""
         return {
             "parameters": self.weights().arrays(),
             "carried": sorted(self.space.carried),
@@ -61,13 +61,13 @@ class VersionedParameters:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from there, all or nothing: what does not fit is a ConfigError before anything changes."""
+        """Restore what `state` returned, all or nothing: a mismatch raises ConfigError before anything changes."""
         values = self.space.flat(state["parameters"])
         stepper = OptimizerState(self._optimizer_state.settings, self.space.size)
         stepper.load(state["optimizer"])
         self._optimizer_state = stepper
         self.space.carried = {name: state["parameters"][name] for name in state["carried"]}
-        self._rows = np.empty((2, self.space.size), np.float32)  # readers elsewhere keep what they had
+        self._rows = np.empty((2, self.space.size), np.float32)  # other processes may still read the old rows
         self._rows[0], self._at = values, 0
 
     def _advance(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a learner remembers: rollouts, replay buffers and pools. Loaded lazily, as the compiled parts take a while."""
+"""The learner's memories: rollouts, replay buffers and pools. Imported lazily: the compiled kernels load slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers of experience dictionaries: the public, friendly face of one Store. ingest.py says what may go in."""
+"""Public replay buffers that store experience dictionaries in a ReplayStore. ingest.py validates the experiences."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from steppe.replay.store.store import ArrayLike, ReplayStore
 
 
 class ReplayBuffer:
-    """Keeps the newest `capacity` experiences and draws them uniformly, each draw independent of the others.
+    """Keep the newest `capacity` experiences and sample them uniformly, with replacement.
 
-    With `frame_stack`, columns of that many frames along their first axis (three axes or more) are stored once per frame.
-    `store` holds the columns; the buffers of a pool share one.
+    With `frame_stack`, a column with that many frames along its first axis (three axes or more) stores each frame once.
+    `store` holds the columns; the buffers of a pool share one store.
     """
 
     @typechecked
@@ -31,7 +31,7 @@ class ReplayBuffer:
         seed: int | None = None,
         disk_path: str | Path | None = None,
     ) -> None:
-        """With `disk_path`, a directory, experience lies on that disk: for more of it than memory holds."""
+        """Create an empty buffer. With `disk_path`, a directory, it is stored on disk and may exceed the memory."""
         store = ReplayStore(capacity, disk=None if disk_path is None else Path(disk_path))
         self._open(ExperienceWriter(store, experience_keys, frame_stack), 0, np.random.default_rng(seed))
 
@@ -42,35 +42,38 @@ class ReplayBuffer:
 
     @classmethod
     def over(cls, writing: ExperienceWriter, part: int, stream: np.random.Generator) -> Self:
-        """A buffer that is one part of a store that others share."""
+        """Return a buffer over one part of a shared store."""
         buffer = cls.__new__(cls)
         buffer._open(writing, part, stream)
         return buffer
 
     @typechecked
     def add(self, experience: Experience) -> None:
-        """Append one experience, over the oldest one when full."""
+        """Append one experience; a full buffer overwrites its oldest one."""
         self.add_batch([experience])
 
     def add_batch(self, experiences: Experiences) -> None:
-        """Append several experiences, all or none; of stacks that share too few frames, those before may be stored, which the error says."""
+        """Append several experiences, all or none.
+
+        Exception: if frame stacks share too few frames, the first experiences may be stored. The error says how many.
+        """
         self._writer.write(self._part, experiences)
 
     @typechecked
     def sample(self, batch_size: int) -> Any:
-        """`batch_size` experiences as a dictionary of new arrays; the same one may come more than once."""
+        """Sample `batch_size` experiences with replacement, as a dictionary of new arrays."""
         return self.store.take(self._stream, batch_size, 1.0, self._part)[0]
 
     def clear(self) -> None:
-        """Forget all experiences; their shapes stay agreed."""
+        """Remove all experiences; the columns keep their shapes and dtypes."""
         self.store.clear(self._part)
 
     def size(self) -> int:
-        """How many experiences are stored."""
+        """Return the number of stored experiences."""
         return self.store.size.item(self._part)
 
     def is_full(self) -> bool:
-        """Whether the next experience takes the place of the oldest one."""
+        """Return whether the next experience overwrites the oldest one."""
         return self.size() == self.capacity
 
     def __len__(self) -> int:
@@ -78,9 +81,9 @@ class ReplayBuffer:
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """Draws experiences in proportion to priority ** alpha, and says how to weigh them (Schaul et al. 2016).
+    """Sample experiences in proportion to priority ** alpha, with importance weights (Schaul et al. 2016).
 
-    `beta` grows by `beta_increment` with every sample, up to 1.
+    Every call of `sample` raises `beta` by `beta_increment`, up to 1.
     """
 
     beta = 0.4
@@ -108,23 +111,23 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def stale_updates(self) -> int:
-        """Priorities that came too late and changed nothing: their experiences had been overwritten."""
+        """Number of priority updates that were ignored because their experiences had been overwritten."""
         return self.store.stale
 
     @typechecked
     def add(self, experience: Experience, priority: float = 1.0) -> None:
-        """Append one experience; a priority of 0 keeps it from being drawn."""
+        """Append one experience; with a priority of 0 it is never sampled."""
         self._writer.write(self._part, [experience], np.array([priority], np.float64))
 
     def add_batch(self, experiences: Experiences, priorities: ArrayLike | None = None) -> None:
-        """Append several experiences, all or none, with the largest priority so far unless priorities are given."""
+        """Append several experiences, all or none; without `priorities`, each gets the largest priority so far."""
         self._writer.write(self._part, experiences, priorities)
 
     @typechecked
     def sample(self, batch_size: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        """Experiences as a dictionary of arrays, importance weights (the largest is 1), and indices for `update_priorities`.
+        """Return experiences as a dictionary of arrays, importance weights (maximum 1), and indices.
 
-        An index is the number of an experience in the order of adding: no later one has the same.
+        Pass the indices to `update_priorities`. They number the experiences in insertion order and are never reused.
         """
         store = self.store
         batch, weights, indices = store.take(self._stream, batch_size, self.beta, self._part)
@@ -135,15 +138,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @typechecked
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
-        """Set the priorities of sampled experiences; of an index given twice the last one counts.
+        """Set the priorities of sampled experiences; the last one wins if an index occurs twice.
 
-        Where an experience was overwritten since it was sampled nothing changes, which `stale_updates` counts.
+        Updates of experiences that were overwritten since sampling are ignored and counted in `stale_updates`.
         """
         self.store.update_priorities(indices, priorities, self._part)
 
 
 class ExperienceBuffer:
-    """Keeps the newest `capacity` steps as (state, action, reward, next_state, done), for small learners."""
+    """Keep the newest `capacity` steps as (state, action, reward, next_state, done) tuples, for small learners."""
 
     KEYS = ("state", "action", "reward", "next_state", "done")
 
@@ -156,12 +159,12 @@ class ExperienceBuffer:
 
     @typechecked
     def push(self, state: Any, action: Any, reward: float, next_state: Any, done: bool) -> None:
-        """Append one step, over the oldest one when full."""
+        """Append one step; a full buffer overwrites its oldest one."""
         self._buffer.add(dict(zip(self.KEYS, (state, action, reward, next_state, done), strict=True)))
 
     @typechecked
     def sample(self, batch_size: int) -> list[tuple[Any, ...]]:
-        """`batch_size` different steps in random order, or every step, oldest first, when there are fewer."""
+        """Return `batch_size` distinct steps in random order, or all steps, oldest first, if there are fewer."""
         slots = self._buffer.store.slots_oldest_first(0)
         if len(slots) >= batch_size:
             slots = self._stream.choice(slots, batch_size, replace=False)
@@ -169,7 +172,7 @@ class ExperienceBuffer:
 
     @property
     def position(self) -> int:
-        """Where the next step goes in a ring of `capacity` places."""
+        """Position of the next step in the ring of `capacity` steps."""
         return int(self._buffer.store.added[0]) % self.capacity
 
     def __len__(self) -> int:
@@ -177,7 +180,7 @@ class ExperienceBuffer:
 
 
 class TransitionView(Sequence[tuple[Any, ...]]):
-    """What an ExperienceBuffer holds, as a sequence of tuples, oldest first. Read only: `push` adds."""
+    """Read-only sequence of an ExperienceBuffer's steps as tuples, oldest first. Use `push` to add."""
 
     def __init__(self, buffer: ReplayBuffer, keys: tuple[str, ...]) -> None:
         self._store, self._keys, self.maxlen = buffer.store, keys, buffer.capacity
@@ -190,7 +193,7 @@ class TransitionView(Sequence[tuple[Any, ...]]):
         return self.rows(found) if isinstance(index, slice) else self.rows(np.array([found]))[0]
 
     def rows(self, slots: np.ndarray) -> list[tuple[Any, ...]]:
-        """The steps at these places of the store."""
+        """Return the steps at these slots of the store."""
         if not len(slots):
             return []
         columns = self._store.gather(slots)

@@ -1,7 +1,8 @@
-"""Recurrent replay by episodes, under the names of the pathfinding project: a LocalBuffer gathers one, a GlobalBuffer keeps many.
+"""Recurrent replay of whole episodes, with the class names of the pathfinding project.
 
-Both are thin: an episode is a piece of sequence replay (sequence_windows.py), the global buffer a pool with one buffer. An episode is
-checked once, when it enters the global buffer: windows are laid by compiled code.
+A LocalBuffer collects one episode, a GlobalBuffer stores many. Both are thin: an episode is a fragment of sequence
+replay (sequence_windows.py), and the global buffer is a pool with one buffer. An episode is validated once, when it
+enters the global buffer, because compiled code reads it afterwards.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from steppe.replay.ingest import as_block, fit_block
 from steppe.replay.pool import ReplayBufferPool
 from steppe.replay.sequence_windows import POSITION_FIELDS, SequenceBatchBuffer, SequenceReplay, Windowing
 
-Episode = dict[str, np.ndarray]  # rows of steps, and one more row that has only the last observation
-LEADING_COLUMNS = ("obs", "action", "reward", "terminated")  # in this order a batch is unpacked, and then the rest
+Episode = dict[str, np.ndarray]  # one row per step, and a last row that has only the final observation
+LEADING_COLUMNS = ("obs", "action", "reward", "terminated")  # first columns when a batch is unpacked
 STEP_COLUMNS = ("action", "reward", "hidden", "comm_mask", "q_val")
-WINDOW_BYTES = 32  # of a row of a batch, for what `Windows` adds to the columns
+WINDOW_BYTES = 32  # bytes that a SequenceBatchBuffer adds to each row of a batch
 DERIVED_COLUMNS = (
     "before",
     "after",
@@ -32,11 +33,11 @@ DERIVED_COLUMNS = (
     "following",
     "valid",
     "learn",
-)  # columns of batches that no episode has
+)  # columns of batches that are computed when sampling: an episode must not have them
 
 
 class LocalBuffer:
-    """The steps of one episode, from its first observation `obs` (num_agents, *obs_shape) to `finish`."""
+    """Collect the steps of one episode, from its first observation `obs` (num_agents, *obs_shape) to `finish`."""
 
     def __init__(self, obs: Any) -> None:
         self._obs = [_finite_array(obs, "obs", "the first observation")]
@@ -46,11 +47,15 @@ class LocalBuffer:
         return len(self._rows)
 
     def add(self, action: Any, reward: float, next_obs: Any, hidden: Any, comm_mask: Any, q_val: Any) -> None:
-        """Append a step; `hidden` is the state in which the policy saw the observation before it, q_val its values of that."""
+        """Append a step.
+
+        `hidden` is the recurrent state with which the policy received the observation before this step, `q_val` its
+        action values for that observation.
+        """
         where = f"step {len(self._rows)}"
         given = zip(STEP_COLUMNS, (action, reward, hidden, comm_mask, q_val), strict=True)
         row = [_finite_array(value, name, where) for name, value in given]
-        row[:2] = [value.reshape(()) if value.shape == (1,) else value for value in row[:2]]  # (1,) is one number too
+        row[:2] = [value.reshape(()) if value.shape == (1,) else value for value in row[:2]]  # (1,) counts as a scalar
         row[1] = _finite_array(row[1], "reward", where, np.float32)
         seen = _finite_array(next_obs, "next_obs", where)
         before = (*self._rows[0], self._obs[0]) if self._rows else (*row, self._obs[0])
@@ -62,10 +67,10 @@ class LocalBuffer:
 
     @typechecked
     def finish(self, *, terminated: bool) -> Episode:
-        """The whole episode; `terminated` is False where it was cut by a time limit."""
+        """Return the whole episode; pass `terminated=False` if a time limit truncated it."""
         if not self._rows:
             raise UsageError("an episode without a step cannot be kept: add one first")
-        of_each = self._rows[0][1].shape  # agents that have a reward of their own
+        of_each = self._rows[0][1].shape  # () or (num_agents,): whether each agent has its own reward
         ends = np.zeros((len(self._rows) + 1, *of_each), bool)
         ends[-2] = terminated
         episode = {"obs": np.stack(self._obs), "terminated": ends}
@@ -76,10 +81,10 @@ class LocalBuffer:
 
 
 class GlobalBuffer:
-    """Episodes of all actors, up to `capacity` steps; sequences are drawn by priority.
+    """Store the episodes of all actors, up to `capacity` steps, and sample sequences by priority.
 
-    Batches are as sequence_windows.py draws them: time first, `following` says which row is a step's next observation. They can be
-    unpacked: `obs, action, reward, terminated, *rest = buffer.get_batch()`.
+    Batches have the layout of sequence_windows.py: time first, and `following` is the row of a step's bootstrap
+    observation. They can be unpacked: `obs, action, reward, terminated, *rest = buffer.get_batch()`.
     """
 
     @typechecked
@@ -101,37 +106,40 @@ class GlobalBuffer:
         self._sequence_buffers: dict[int, SequenceBatchBuffer] = {}
 
     def __len__(self) -> int:
-        """Rows stored: steps, and an observation per episode."""
+        """Return the number of stored rows: steps, and one final observation per episode."""
         return len(self.pool.store)
 
     def add(self, episode: Mapping[str, Any]) -> None:
-        """Keep what `LocalBuffer.finish` gave; its sequences enter with the actor's own estimate of their errors.
+        """Store an episode that `LocalBuffer.finish` returned.
 
-        UsageError or NotFinite, and nothing is kept, where it cannot be learned from or does not fit the episodes before.
+        With `q_val`, its sequences get initial priorities from the actor's own TD errors. Raises UsageError or
+        NotFinite, and stores nothing, if the episode is invalid or does not match the columns of earlier episodes.
         """
         store = self.pool.store
         known = [field for field in store.fields if field not in POSITION_FIELDS]
         columns = validate_episode(episode, known)
         count = len(columns["reward"])
-        if count > store.capacity:  # before it decides what the columns are
+        if count > store.capacity:  # checked before the first episode defines the columns
             raise ConfigError(f"an episode of {count} rows does not fit a buffer of {store.capacity}")
         if self._replay is None:
             fields = [FieldSpec(name, rows.shape[1:], rows.dtype.name) for name, rows in columns.items()]
             store.allocate([*fields, *POSITION_FIELDS])
             self._replay = SequenceReplay(self.pool, self.windowing)
         starts = np.arange(0, count - 1, self.windowing.step)
-        with np.errstate(over="ignore", invalid="ignore"):  # an estimate that is not finite does not count
+        with np.errstate(over="ignore", invalid="ignore"):  # non-finite estimates are replaced
             priorities = self._replay.initial_priorities(columns, starts, whole=True)
         self._replay.write(columns, starts, 0, priorities)
 
     def get_data(self) -> Batch:
-        """The next batch of `batch_size` sequences."""
+        """Return the next batch of `self.batch_size` sequences."""
         return self.get_batch(self.batch_size)
 
     @typechecked
     def get_batch(self, batch_size: int | None = None) -> Batch:
-        """A batch of sequences with weights and indices, of `self.batch_size` if no other is given; its arrays are reused by
-        the next one of the same size."""
+        """Sample a batch of sequences with weights and indices; `batch_size` defaults to `self.batch_size`.
+
+        The next batch of the same size reuses its arrays.
+        """
         if self._replay is None:
             raise UsageError("there is no episode yet: add one first")
         batch_size = self.batch_size if batch_size is None else batch_size
@@ -143,16 +151,17 @@ class GlobalBuffer:
         return Batch({**first, **drawn.columns}, drawn.weights, drawn.indices)
 
     def _require_room(self, batch_size: int) -> None:
-        """Raise UsageError for a batch of no sequence, or of more than memory holds."""
+        """Raise UsageError unless `batch_size` is at least 1 and the batch fits into the available memory."""
         row_bytes = WINDOW_BYTES + sum(field.nbytes for field in self.pool.store.fields)
         most = int(MAX_MEMORY_SHARE * available_bytes() / (row_bytes * self.windowing.rows))
         if not 1 <= batch_size <= most:
             raise UsageError(f"batch_size={batch_size}: must be at least 1, and memory has room for {most:,} sequences")
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
-        """Set the priorities of sequences by the indices of a batch; UsageError for a row that begins none.
+        """Set the priorities of sequences by the indices of a batch; raise UsageError if an index is not a start.
 
-        Where a row was overwritten since it was drawn nothing changes: `pool.get_buffer_stats()` counts that in `stale_updates`.
+        Updates of rows that were overwritten since sampling are ignored; `pool.get_buffer_stats()` counts them as
+        `stale_updates`.
         """
         store, indices = self.pool.store, as_column(indices, "indices", np.int64)
         with store.lock:
@@ -161,7 +170,7 @@ class GlobalBuffer:
             store.update_priorities(indices, priorities)
 
     def _require_starts(self, indices: np.ndarray) -> None:
-        """Raise UsageError for a row at which `add` began no sequence; those that are gone are not looked at."""
+        """Raise UsageError if a row is not the start of a sequence; overwritten rows are skipped."""
         store = self.pool.store
         slots = store.slots_of(indices)
         before, after = (store.columns[field.name][slots] for field in POSITION_FIELDS)
@@ -173,10 +182,10 @@ class GlobalBuffer:
 
 
 def validate_episode(episode: Mapping[str, Any], known: Sequence[FieldSpec]) -> Episode:
-    """The columns of an episode, checked for what compiled code and `estimate` rely on, as the `known` fields if there are any.
+    """Return an episode's columns, validated for compiled code and `estimate_priorities`, cast to the `known` fields.
 
-    [rows, …] with at least two rows; finite numbers; a `terminated` for every `reward`, of one agent or of several; actions
-    that `q_val`, if it is there, has a value for.
+    Columns have shape [rows, …] with at least two rows. Numbers must be finite, `terminated` must have the shape of
+    `reward` (one agent or several), and actions must be valid indices into `q_val` if it is present.
     """
     if not isinstance(episode, Mapping):
         raise UsageError(f"an episode is a dictionary of columns, not a {type(episode).__name__}")
@@ -207,7 +216,7 @@ def validate_episode(episode: Mapping[str, Any], known: Sequence[FieldSpec]) -> 
 
 
 def _require_shapes(columns: Episode) -> None:
-    """Raise UsageError unless the columns of each agent have as many agents as others have."""
+    """Raise UsageError unless all per-agent columns have the same number of agents."""
     reward, terminated = columns["reward"].shape, columns["terminated"].shape
     if terminated != reward:
         raise UsageError(f"an episode has a 'terminated' for every 'reward', not shapes {terminated} and {reward}")
@@ -219,7 +228,7 @@ def _require_shapes(columns: Episode) -> None:
     if len(values) not in (2, 3) or 0 in values:
         raise UsageError(f"'q_val' has shape {values}, where (rows, actions) or (rows, agents, actions) is needed")
     agents = 1 if len(values) == 2 else values[1]
-    one = ((values[0],), (values[0], 1))  # two ways to write one number
+    one = ((values[0],), (values[0], 1))  # a scalar per row may have either shape
     each = one if agents == 1 else ((values[0], agents),)
     for name, shapes in (("action", each), ("live", each), ("reward", (*each, *one))):
         if name in columns and columns[name].shape not in shapes:
@@ -228,7 +237,7 @@ def _require_shapes(columns: Episode) -> None:
 
 
 def _finite_array(value: Any, name: str, where: str, dtype: Any = None) -> np.ndarray:
-    """A copy, since environments may use their arrays again; UsageError unless it holds finite numbers or truth values."""
+    """Return a copy, because environments may reuse their arrays; raise UsageError unless it is finite or boolean."""
     with np.errstate(over="ignore"):
         found = np.array(as_numeric_array(value, name), dtype, order="C")
     if found.dtype.kind == "f" and not np.isfinite(found).all():

@@ -1,4 +1,4 @@
-"""The memory that an agent's configuration asks for, refused at once where the machine could not hold it."""
+"""Build the memory that an agent's configuration asks for; raise ConfigError at once if the machine cannot hold it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from steppe.replay.remote.server import ReplayShard
     from steppe.replay.sequence_windows import Windowing
 
-MAX_MEMORY_SHARE = 0.9  # of the memory that is available now
-TREE_BYTES = 5  # of a transition's priority, in leaves and nodes
+MAX_MEMORY_SHARE = 0.9  # largest fraction of the currently available memory (or disk space) that replay may use
+TREE_BYTES = 5  # bytes of sum tree (leaves and nodes) per transition
 
 
 def make_memory(
@@ -40,19 +40,19 @@ def make_memory(
     num_buffers: int = 1,
     shelves: Sequence[RpcClient] = (),
 ) -> Memory:
-    """A rollout, or a replay memory with the fields buffer_size, batch_size, … of the agent's configuration (see DQNConfig).
+    """Return a rollout buffer, or a replay memory configured by the agent's buffer_size, batch_size, … (see DQNConfig).
 
-    For sequences, the fields sequence_length, sequence_stride, burn_in and value_rescaling count too. A pool of the
-    caller's is used in place: its capacity, kind and alpha are then the ones that count. `directory` is where a replay lies
-    that the configuration wants on disk. `num_buffers` share what it keeps; with `shelves`, the lines to as many roles, they
-    lie there.
+    Sequence replay also uses sequence_length, sequence_stride, burn_in and value_rescaling. If the caller passes a
+    `pool`, it is used as is: its capacity, kind and alpha take precedence. `directory` is used if the configuration
+    stores replay on disk. The capacity is split among `num_buffers`, or among the replay servers behind `shelves`, one
+    RPC client each.
     """
     if agent.memory == "rollout":
         return RolloutBuffer(spec)
     if once := [column.name for column in spec.extras if column.once]:
         raise ConfigError(f"the column {once[0]!r} has one row per segment, which only memory = 'rollout' keeps")
     from steppe.replay.sequence_memory import SequenceMemory, SequenceSamplingConfig
-    from steppe.replay.transition_memory import ReplayMemory, SamplingConfig  # numba: only where it is needed
+    from steppe.replay.transition_memory import ReplayMemory, SamplingConfig  # imports numba: only if needed
 
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
     of = partial(_select, given)
@@ -73,7 +73,7 @@ def make_memory(
 def make_replay_shard(
     agent: AgentConfig, spec: SegmentSpec, num_shards: int, directory: Path | None = None
 ) -> ReplayShard:
-    """One of the buffers that a memory with as many `shelves` draws from, if there is room for it here."""
+    """Return one of the `num_shards` buffers of a remote replay memory; raise ConfigError if it does not fit here."""
     from steppe.replay.nstep import transition_fields
     from steppe.replay.remote.server import ReplayShard
     from steppe.replay.sequence_windows import SequenceReplay, step_fields
@@ -100,12 +100,12 @@ def _windowing(given: dict[str, Any]) -> Windowing:
 
 
 def _capacity_per_buffer(given: dict[str, Any], num_buffers: int) -> int:
-    """What each of so many buffers keeps."""
+    """Return the capacity of each buffer: buffer_size / num_buffers, rounded up."""
     return -(-int(given["buffer_size"]) // num_buffers)
 
 
 def _alpha(agent: AgentConfig, given: dict[str, Any]) -> float | None:
-    """The exponent of priorities; None where everything is drawn alike, 0 where only sequences have something to draw."""
+    """Return the priority exponent: None for uniform sampling of rows, 0 for uniform sampling of sequence starts."""
     if given.get("prioritized", False):
         return float(given.get("alpha", 0.6))
     return 0.0 if agent.memory == "sequences" else None
@@ -126,7 +126,7 @@ def _pool(
     disk: Path | None,
     num_buffers: int,
 ) -> ReplayBufferPool:
-    """The caller's pool, if it will do, or a new one, if there is room for it."""
+    """Return the caller's pool or a new one; raise ConfigError if the pool is unsuitable or does not fit."""
     from steppe.replay.pool import ReplayBufferPool
 
     missing = [name for name in ("buffer_size", "batch_size") if name not in given]
@@ -151,12 +151,15 @@ def _pool(
 
 
 def estimate_replay_bytes(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> tuple[int, int, int]:
-    """Transitions (or steps) that an agent's replay keeps, the bytes of each, and the bytes of all with those under way."""
+    """Return the replay's capacity in transitions (or steps), the bytes of each, and the total bytes.
+
+    The total includes the rows of n-step windows that are still open.
+    """
     return _estimate_bytes(agent, {name: getattr(agent, name) for name in type(agent).model_fields}, spec, num_actors)
 
 
 def require_replay_memory(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> None:
-    """Raise ConfigError unless the memory that is available now holds the agent's replay; one on disk is checked there."""
+    """Raise ConfigError unless the agent's replay fits into the available memory; replay on disk is not checked."""
     if getattr(agent, "buffer_size", None) is not None and getattr(agent, "buffer_storage", "memory") == "memory":
         _require_available(*estimate_replay_bytes(agent, spec, num_actors), None)
 
@@ -178,12 +181,12 @@ def _estimate_bytes(
 
 
 def available_bytes() -> int:
-    """Memory that new allocations may use: the machine's, or what a container's limit leaves of it."""
+    """Return the bytes that new allocations may use: the machine's, or what a container's limit leaves."""
     pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else os.sysconf("SC_PHYS_PAGES")
     found = pages * os.sysconf("SC_PAGE_SIZE")
     for line in _text("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            found = int(line.split()[1]) * 1024  # counts caches that can be dropped, which free pages do not
+            found = int(line.split()[1]) * 1024  # includes reclaimable caches, unlike free pages
     limit, used = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
     if limit.isdecimal() and used.isdecimal():
         found = min(found, max(0, int(limit) - int(used)))
@@ -191,7 +194,7 @@ def available_bytes() -> int:
 
 
 def _storage_directory(storage: str, directory: Path | None, pool: ReplayBufferPool | None) -> Path | None:
-    """Where the columns are to lie; None for memory."""
+    """Return the directory for columns on disk, or None for memory."""
     if pool is not None:
         if storage == "disk" and pool.store.disk is None:
             raise ConfigError(

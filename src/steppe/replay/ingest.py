@@ -1,6 +1,7 @@
-"""Experiences on their way into a store: dictionaries become columns, which must fit those of the experiences before.
+"""Convert experience dictionaries to columns, validate them and write them to a store.
 
-The first experiences decide shapes and dtypes; whatever does not fit them afterwards is refused whole, by name.
+The first experiences define shapes and dtypes. A later block that does not match is rejected as a whole; the error
+names the column.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from steppe.core.contracts.specs import FieldSpec
 from steppe.replay.store.store import ArrayLike, ReplayStore
 
 Experience = Mapping[str, Any]
-Experiences = Sequence[Experience] | Mapping[str, Any]  # one dictionary per step, or one of arrays with a common length
+Experiences = Sequence[Experience] | Mapping[str, Any]  # a dictionary per step, or a dictionary of equally long arrays
 _dtype_and_shape = attrgetter("dtype", "shape")
 
 
 class ExperienceWriter:
-    """Writes into one store: as it comes what fits exactly, checked and converted what does not."""
+    """Write experiences to one store. A block with exactly the expected layout skips validation and conversion."""
 
     def __init__(self, store: ReplayStore, keys: Iterable[str] | None, frame_stack: int = 1) -> None:
         if frame_stack < 1:
             raise UsageError(f"frame_stack must be at least 1, not {frame_stack}")
         self.store, self.frame_stack = store, frame_stack
         self.keys = None if keys is None else tuple(keys)
-        self._expected_layout: list[tuple[Any, ...]] = []  # dtypes and shapes of a block that fits as it is
+        self._expected_layout: list[tuple[Any, ...]] = []  # dtypes and shapes of a block that needs no conversion
 
     def write(self, part: int, experiences: Experiences, priorities: ArrayLike | None = None) -> int:
-        """Append experiences to one part, all or none; how many there were."""
+        """Append experiences to one part, all or none; return their number."""
         store = self.store
         if priorities is not None:
             priorities = _numbers(priorities)
-        try:  # what looks like the block before is the usual case, and seen in a microsecond
+        try:  # fast path: most blocks have the layout of the previous one, which takes about 1 µs to check
             rows = store.select_columns(experiences)
             fits = list(map(_dtype_and_shape, rows)) == self._expected_layout and len(experiences) == len(rows)
         except (KeyError, AttributeError, TypeError):
@@ -51,7 +52,7 @@ class ExperienceWriter:
         return store.write(part, block, priorities)
 
     def _require_fit(self, block: dict[str, np.ndarray]) -> None:
-        """Raise unless the columns fit; the first ones decide the store's fields."""
+        """Raise UsageError unless the columns match the store's fields; the first block defines them."""
         with self.store.lock:
             if not self.store.fields:
                 self.store.allocate([self._field(key, rows) for key, rows in block.items()])
@@ -63,17 +64,17 @@ class ExperienceWriter:
 
 
 def fit_block(block: dict[str, np.ndarray], fields: Sequence[FieldSpec]) -> None:
-    """Raise UsageError unless the columns are those of the fields, and reshape those of single numbers to fit."""
+    """Raise UsageError unless the columns match the fields; scalar columns are reshaped in `block` if necessary."""
     require_keys(block, tuple(field.name for field in fields))
     for field in fields:
         rows = block[field.name]
-        if {rows.shape[1:], field.shape} == {(), (1,)}:  # two ways to write one number
+        if {rows.shape[1:], field.shape} == {(), (1,)}:  # a scalar per row may have either shape
             rows = block[field.name] = rows.reshape(len(rows), *field.shape)
         _require_fit(field, rows)
 
 
 def as_block(experiences: Experiences, keys: tuple[str, ...] | None) -> dict[str, np.ndarray]:
-    """Experiences as columns with a common length; empty when there are none."""
+    """Return experiences as columns of equal length, or an empty dictionary if there are none."""
     if isinstance(experiences, Mapping):
         require_keys(experiences, keys or tuple(experiences))
         block = {key: _column(key, experiences[key]) for key in keys or experiences}
@@ -97,7 +98,7 @@ def as_block(experiences: Experiences, keys: tuple[str, ...] | None) -> dict[str
 
 
 def require_keys(experience: Experience, keys: tuple[str, ...]) -> None:
-    """Raise unless an experience has exactly these keys."""
+    """Raise UsageError unless an experience has exactly these keys."""
     if not isinstance(experience, Mapping):
         raise UsageError(f"an experience is a dictionary with {', '.join(keys)}, not a {type(experience).__name__}")
     missing = [key for key in keys if key not in experience]
@@ -129,13 +130,13 @@ def _column(key: str, values: Any) -> np.ndarray:
 
 
 def _stacked(values: Any) -> np.ndarray:
-    """Values one after the other, of which some may be tensors."""
+    """Return values as one array; a list may contain tensors."""
     tensors = isinstance(values, list) and any(hasattr(value, "detach") for value in values)
     return np.asarray([to_numpy(value) for value in values] if tensors else values)
 
 
 def _dtype(key: str, rows: np.ndarray) -> np.dtype[Any]:
-    # A first reward of 0 must not make every later reward a whole number.
+    # If the first reward is the integer 0, later rewards must still be floats.
     return np.dtype(np.float64) if key == "reward" and rows.dtype.kind in "biu" else rows.dtype
 
 

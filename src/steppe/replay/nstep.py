@@ -1,11 +1,11 @@
-"""Segments become n-step transitions: (obs, action, …), the discounted sum of up to n rewards, and what to bootstrap from.
+"""Convert segments to n-step transitions: (obs, action, …), the discounted sum of up to n rewards, and the bootstrap.
 
 A window opens at every valid step and closes
   - after n steps:              next_obs = the observation then, discount = gamma ** n;
-  - where the episode is cut:   next_obs = final_obs, discount = gamma ** k for its k steps; `terminated` only if it was;
-  - where the trajectory is lost (a segment is missing, or the actor began anew): as if it ended there, not terminated.
-A window that is still open at the end of a segment is carried over to the actor's next one, so where an actor's life is
-divided into segments changes nothing. For that the last n - 1 rows of each actor are kept: see Tail.
+  - at the end of the episode:  next_obs = final_obs, discount = gamma ** k for its k steps, `terminated` if it did;
+  - where the trajectory is interrupted (a segment is missing, or the actor restarted): as if truncated there.
+A window that is still open at the end of a segment continues in the actor's next segment, so segment boundaries do not
+affect the transitions. For this the last n - 1 rows of each actor are kept (see Tail).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCALARS = ("reward", "terminated", "truncated", "valid")
 
 
 def transition_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
-    """The columns of a transition; what the agent declared besides is kept as it was at the window's first step."""
+    """Return the columns of a transition; the agent's extra columns keep their values at the window's first step."""
     return (
         spec.obs,
         spec.action,
@@ -37,7 +37,7 @@ def transition_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
 
 
 class Tail:
-    """The last n - 1 rows of one actor (`valid` is False where there are none), and what it saw after them."""
+    """The last n - 1 rows of one actor (`valid` is False for missing ones), and the observation after them."""
 
     def __init__(self, spec: SegmentSpec, rows: int) -> None:
         kept = [field for field in spec.fields if field.name != "final_obs"]
@@ -46,15 +46,16 @@ class Tail:
         self.sequence = -1
 
     def continues(self, segment: Segment) -> bool:
-        """Whether a segment goes on where this one ended: the next number, and the same observation.
+        """Return whether a segment directly follows these rows: the next sequence number and the same observation.
 
-        The observation tells an actor that was restarted with its worlds as they were from one that began anew.
+        The observation distinguishes an actor that was restarted with its environments restored from one that reset
+        them.
         """
         assert segment.header is not None
         return segment.header.sequence == self.sequence + 1 and np.array_equal(segment["obs"][0], self.last_obs)
 
     def advance(self, segment: Segment) -> None:
-        """Keep the newest rows, those of `segment` included."""
+        """Replace the kept rows by the newest ones, including those of `segment`."""
         assert segment.header is not None
         num_steps = segment.spec.num_steps
         for name, kept in self.columns.items():
@@ -66,14 +67,14 @@ class Tail:
 
 
 class NStepAccumulator:
-    """Turns the segments of any number of actors into transitions, each exactly once."""
+    """Convert the segments of any number of actors to transitions, each exactly once."""
 
     def __init__(self, spec: SegmentSpec, n_step: int, gamma: float) -> None:
         self.spec, self.n_step, self.gamma = spec, n_step, gamma
         self.tails: dict[int, Tail] = {}
 
     def transitions(self, segment: Segment) -> list[dict[str, np.ndarray]]:
-        """Blocks of the transitions that this segment completes, by first step, then by environment; none is empty."""
+        """Return non-empty blocks of the transitions that this segment completes, by first step, then environment."""
         if segment.header is None:
             raise UsageError("a segment without a header cannot be remembered: who collected it is unknown")
         if self.n_step == 1:
@@ -89,7 +90,7 @@ class NStepAccumulator:
         return blocks
 
     def state(self) -> Tree:
-        """The open windows of every actor."""
+        """Return the open windows of every actor."""
         return {
             str(actor): {
                 "columns": {name: rows.copy() for name, rows in tail.columns.items()},
@@ -100,7 +101,7 @@ class NStepAccumulator:
         }
 
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self.tails = {}
         for actor, saved in state.items():
             tail = self.tails[int(actor)] = Tail(self.spec, self.n_step - 1)
@@ -110,7 +111,7 @@ class NStepAccumulator:
             tail.sequence = saved["sequence"]
 
     def _complete_transitions(self, tail: Tail, segment: Segment | None) -> list[dict[str, np.ndarray]]:
-        """What `segment` completes, or, without one, what can only be closed by giving up on it: one block or none."""
+        """Return the transitions that `segment` completes, or without one all open windows, as 0 or 1 blocks."""
         reward, terminated, truncated, valid = (_concatenate(tail, segment, name) for name in SCALARS)
         kept = len(tail.columns["valid"])
         first, after, cut, total, ended, discount = _close_windows(
@@ -138,7 +139,7 @@ def _concatenate(tail: Tail, segment: Segment | None, name: str) -> np.ndarray:
 
 
 def _flat(column: np.ndarray) -> np.ndarray:
-    """[T, B, …] as [T · B, …]."""
+    """Reshape [T, B, …] to [T · B, …]."""
     return column.reshape(-1, *column.shape[2:])
 
 
@@ -153,10 +154,11 @@ def _close_windows(
     gamma: float,
     give_up: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Windows that close at row `kept` or later (earlier ones were closed before), by first step, then by environment.
+    """Return the windows that close at row `kept` or later, by first step, then by environment.
 
-    Per window: its first row · B + b; the row it bootstraps from, counted from `kept`, · B + b; whether that row's
-    final_obs is meant; the sum of rewards; terminated; discount.
+    Earlier windows were returned before. With `give_up`, windows that are still open at the end are closed too. Per
+    window: its first row · B + b; the row it bootstraps from, counted from `kept`, · B + b; whether it bootstraps from
+    final_obs; the sum of rewards; terminated; discount.
     """
     num_rows, num_envs = reward.shape
     size = num_rows * num_envs
@@ -174,7 +176,7 @@ def _close_windows(
                 factor *= gamma
                 is_cut = terminated[row, b] or truncated[row, b]
                 row += 1
-            # `row` is now one past the window. It closed at its last row, or at an invalid row, or is open at the end.
+            # `row` is now one past the window, which closed at its last row or at an invalid row, or is still open.
             by_itself = is_cut or row == start + n_step
             if by_itself:
                 closed_now = row > kept

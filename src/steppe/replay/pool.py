@@ -1,6 +1,7 @@
-"""ReplayBufferPool: several buffers over one store, so that drawing from the pool is drawing from one big buffer.
+"""ReplayBufferPool: several buffers over one store, so that sampling from the pool is sampling from one large buffer.
 
-Writers are routed as `routing` says unless they name a buffer. The learner's replay memory fills and draws from the same store.
+Writes are routed by `routing` unless they name a buffer. The learner's replay memory writes to and samples from the
+same store.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ Routing = Literal["round_robin", "least_filled", "by_source"]
 class ReplayBufferPool:
     """`num_buffers` rings of `buffer_capacity` experiences each; `buffers[i]` gives access to one of them.
 
-    A batch is drawn over the experiences of all buffers alike, however unevenly these are filled. With `use_prioritized`,
-    a sampled batch also has "weights" and "indices", and experience enters with the largest priority so far. `beta`, the
-    exponent of the weights, is the caller's to raise. `frame_stack` is a buffer's. With `disk_path`, a directory, experience
-    lies on that disk, for more of it than memory holds: it does not outlive the pool, what `save_buffers` writes does.
+    A batch is sampled over the experiences of all buffers together, however unevenly they are filled. With
+    `use_prioritized`, a sampled batch also has "weights" and "indices", and new experience gets the largest priority so
+    far. The caller may raise `beta`, the exponent of the weights. `frame_stack` is as in ReplayBuffer. With
+    `disk_path`, a directory, experience is stored on disk and may exceed the memory; it is deleted with the pool,
+    unlike what `save_buffers` writes.
     """
 
     @typechecked
@@ -57,7 +59,7 @@ class ReplayBufferPool:
         self.beta = BETA
         disk = None if disk_path is None else Path(disk_path)
         self.store = ReplayStore(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None, disk=disk)
-        self.turn = 0  # which buffer the next experiences go to in round robin
+        self.turn = 0  # the next buffer in round-robin routing
         self._stream = np.random.default_rng(seed)
         self._writer = ExperienceWriter(self.store, self.experience_keys, frame_stack)
         kind = PrioritizedReplayBuffer if use_prioritized else ReplayBuffer
@@ -72,20 +74,21 @@ class ReplayBufferPool:
         source: int | None = None,
         priorities: ArrayLike | None = None,
     ) -> None:
-        """Append experiences (a list of dictionaries, or a dictionary of arrays), all of them to one buffer or none.
+        """Append experiences (a list of dictionaries, or a dictionary of arrays) to one buffer, all or none.
 
-        `source` says who gathered them, for routing by source; `priorities` are the gatherer's own estimates.
+        `source` is the number of the actor that collected them, for routing by source. `priorities` are initial
+        priorities.
         """
         if buffer_id is not None:
             self._require_buffer(buffer_id)
-        with self.store.lock:  # two writers never take the same turn
+        with self.store.lock:  # two writers must not get the same round-robin turn
             part = self.route(source) if buffer_id is None else buffer_id
             written = self._writer.write(part, experiences, priorities)
             if written and buffer_id is None:
                 self.routed()
 
     def route(self, source: int | None = None) -> int:
-        """The buffer that the next experiences of `source` belong in."""
+        """Return the buffer for the next experiences of `source`."""
         if self.routing == "least_filled":
             return int(np.argmin(self.store.size))
         if self.routing == "by_source":
@@ -95,12 +98,12 @@ class ReplayBufferPool:
         return self.turn
 
     def routed(self) -> None:
-        """Count a block that went where `route` said."""
+        """Advance the round-robin routing after a block was written to the buffer that `route` returned."""
         self.turn = (self.turn + 1) % self.num_buffers
 
     @typechecked
     def sample_batch(self, batch_size: int, buffer_id: int | None = None) -> dict[str, np.ndarray]:
-        """`batch_size` independent draws over the whole pool, or over one buffer, as new arrays."""
+        """Sample `batch_size` experiences with replacement from the whole pool, or from one buffer, as new arrays."""
         if buffer_id is not None:
             self._require_buffer(buffer_id)
         batch, weights, indices = self.store.take(self._stream, batch_size, self.beta, buffer_id)
@@ -108,13 +111,13 @@ class ReplayBufferPool:
 
     @typechecked
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
-        """Set the priorities of experiences by the "indices" of a sampled batch; see `stale_updates` in the statistics."""
+        """Set the priorities of experiences by the "indices" of a batch; `get_buffer_stats` counts stale updates."""
         self.store.update_priorities(indices, priorities)
 
     def get_buffer_stats(self) -> dict[str, Any]:
-        """Fill of the pool and of each buffer; `added` counts what was ever written, overwritten experience included.
+        """Return the fill of the pool and of each buffer; `added` counts all writes, including overwritten experience.
 
-        `stale_updates` counts priorities that came after their experience had been overwritten, and changed nothing.
+        `stale_updates` counts priority updates that were ignored because their experience had been overwritten.
         """
         buffers = [
             {
@@ -138,16 +141,19 @@ class ReplayBufferPool:
         }
 
     def get_total_experiences(self) -> int:
-        """How many experiences all buffers hold together."""
+        """Return the number of experiences in all buffers."""
         return len(self.store)
 
     def clear_all_buffers(self) -> None:
-        """Forget everything; shapes stay agreed."""
+        """Remove all experiences; the columns keep their shapes and dtypes."""
         self.store.clear()
         self.turn = 0
 
     def balance_buffers(self) -> None:
-        """Even out the fill, to within one experience, by moving the oldest of fuller buffers; indices change, odds do not."""
+        """Even out the fill to within one experience by moving the oldest experiences of fuller buffers.
+
+        Indices change; sampling probabilities do not.
+        """
         store = self.store
         with store.lock:
             sizes = store.size.copy()
@@ -168,14 +174,14 @@ class ReplayBufferPool:
 
     @typechecked
     def save_buffers(self, path: str | Path | None = None) -> None:
-        """Write content, priorities and the state of the random stream to a directory, atomically.
+        """Write content, priorities and the state of the random generator to a directory, atomically.
 
-        Saving to the same directory again writes what has changed; the rest stays where it is.
+        Saving to the same directory again writes only what has changed.
         """
         if not self.store.fields:
             raise UsageError("there is nothing to save: no experience was ever added")
         description = PoolDescription(FORMAT, self.num_buffers, self.buffer_capacity, self.use_prioritized)
-        with self.store.lock:  # nobody writes rows meanwhile
+        with self.store.lock:  # no rows may be written during the save
             state: Tree = {"store": self.store.live_state(), "turn": self.turn, "beta": self.beta}
             state["stream"] = self._stream.bit_generator.state
             state["betas"] = [b.beta for b in self.buffers if isinstance(b, PrioritizedReplayBuffer)]
@@ -183,7 +189,7 @@ class ReplayBufferPool:
 
     @typechecked
     def load_buffers(self, path: str | Path | None = None) -> None:
-        """Take over what `save_buffers` wrote, all or nothing: the next batches are those that the saved pool would draw."""
+        """Restore what `save_buffers` wrote, all or nothing; the next batches equal those of the saved pool."""
         where = self._path(path)
         state, saved = load_state(where)
         mine = (self.num_buffers, self.buffer_capacity, self.use_prioritized)

@@ -1,12 +1,12 @@
-"""Drawing ahead: the next batch is copied together by a thread of its own while the agent learns from this one.
+"""Prefetching: a thread samples the next batch while the agent learns from the current one.
 
-Everything that reads or changes the store is done by that one thread, in the order in which the learner asked for it:
+This one thread runs everything that reads or changes the store, in the order in which the learner requested it:
 
     learner   sample k ─┬─ learn from k ────────────────┬─ update k ─┬─ sample k + 1 …
-    thread              └─ draw k + 1 → the other tray  ┘            └─ set priorities of k, then draw k + 2
+    thread              └─ sample k + 1 → other buffer  ┘            └─ set priorities of k, then sample k + 2
 
-Batch k + 1 is drawn before the priorities of k are known: a fixed place in the order, so results never depend on timing.
-Small batches are drawn at once, without the thread: handing over would take longer than drawing (docs/replay.md has numbers).
+Batch k + 1 is always sampled before the priorities of batch k are set, so results never depend on timing. Small batches
+are sampled synchronously: handing them to a thread takes longer than sampling them (docs/replay.md has numbers).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.segment import Batch
 
-MIN_THREADED_BYTES = 1 << 19  # of a batch that is worth a thread
+MIN_THREADED_BYTES = 1 << 19  # smallest batch that is worth a thread
 
 
 class BatchPrefetcher:
-    """Runs jobs in order: in a thread, drawing one batch ahead, if batches are large; at once otherwise."""
+    """Run jobs in order: in a thread that samples one batch ahead if batches are large, synchronously otherwise."""
 
     def __init__(self, batch_bytes: int) -> None:
         self.threaded = batch_bytes >= MIN_THREADED_BYTES
@@ -31,7 +31,7 @@ class BatchPrefetcher:
         self._next: Future[Batch] | None = None
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run a job after those before it; what it raises, `settle` or the next `take` raises."""
+        """Run a job after all earlier ones. In a thread, its exception is raised by a later `submit` or by `settle`."""
         if not self.threaded:
             job()
             return
@@ -40,7 +40,10 @@ class BatchPrefetcher:
             self._jobs.popleft().result()
 
     def take(self, draw: Callable[[], Callable[[], Batch]], *, more: bool) -> Batch:
-        """The next batch. `draw` is called now to make a job that draws one; with `more`, also for the one after."""
+        """Return the next batch and, with `more`, start sampling the one after.
+
+        `draw` is called in this thread and returns the job that samples one batch.
+        """
         if not self.threaded:
             return draw()()
         ahead, self._next = self._next, None
@@ -50,7 +53,7 @@ class BatchPrefetcher:
         return batch
 
     def settle(self) -> None:
-        """Wait until every job is done, and let the thread end: the next job starts another."""
+        """Wait until every job is done and end the thread; the next job starts a new one."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
             self._thread = None
@@ -58,7 +61,7 @@ class BatchPrefetcher:
             self._jobs.popleft().result()
 
     def state(self) -> Tree | None:
-        """The batch that was drawn ahead, in copies."""
+        """Return a copy of the prefetched batch, or None."""
         self.settle()
         if self._next is None:
             return None
@@ -68,7 +71,7 @@ class BatchPrefetcher:
         return {"columns": columns, **{name: part.copy() for name, part in parts.items() if part is not None}}
 
     def restore(self, state: Tree | None) -> None:
-        """Take over what `state` returned; jobs under way are finished and forgotten."""
+        """Restore what `state` returned; pending jobs are finished first and a prefetched batch is discarded."""
         self.settle()
         self._next = None
         if state is not None:

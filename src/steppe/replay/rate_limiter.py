@@ -1,6 +1,6 @@
-"""How much may be drawn: after `learning_starts` insertions, each further one pays for `samples_per_insert` draws.
+"""Limit sampling: after `learning_starts` insertions, each further one allows `samples_per_insert` samples.
 
-So the updates that follow an intake are a function of what was taken in, whoever is faster.
+The number of updates therefore depends only on the data that was inserted, not on the speed of actors and learner.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from steppe.core.contracts.algorithm import Tree
 
 @dataclass
 class RateLimiter:
-    """Counts in one unit, transitions or steps of sequences, on both sides."""
+    """Count insertions and samples in one unit: transitions, or steps of sequences."""
 
     learning_starts: int
     samples_per_insert: float
@@ -20,11 +20,11 @@ class RateLimiter:
     sampled: int = 0
 
     def allows(self, ahead: int = 0) -> bool:
-        """Whether one more draw is paid for, when `ahead` are already on their way."""
+        """Return whether one more sample is allowed, given that `ahead` samples are already in flight."""
         return self.sampled + ahead < (self.inserted - self.learning_starts) * self.samples_per_insert
 
     def stats(self) -> dict[str, float]:
-        """What was inserted and sampled so far; samples_per_insert counts from learning_starts on."""
+        """Return the counts of insertions and samples; samples_per_insert counts from learning_starts on."""
         paid = self.inserted - self.learning_starts
         return {
             "inserted": float(self.inserted),
@@ -36,5 +36,5 @@ class RateLimiter:
         return {"inserted": self.inserted, "sampled": self.sampled}
 
     def restore(self, state: Tree) -> None:
-        """Take over the counts that `state` returned."""
+        """Restore the counts that `state` returned."""
         self.inserted, self.sampled = int(state["inserted"]), int(state["sampled"])

@@ -1,4 +1,4 @@
-"""The memory of on-policy agents: the segments of one intake, joined along B, learned from once and forgotten."""
+"""The memory of on-policy agents: joins received segments along B into one batch, which is learned from once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from steppe.core.contracts.specs import SegmentSpec
 
 
 class RolloutBuffer:
-    """Ready from an `add` until its batch was learned from; the batch's arrays are reused by the next `add`."""
+    """Hold one batch from `add` until `update`; the next `add` reuses the batch's arrays."""
 
     def __init__(self, spec: SegmentSpec) -> None:
         self.spec = spec
-        self._room = 0  # segments that the buffers can hold
+        self._room = 0  # capacity of the buffers, in segments
         self._buffers: dict[str, np.ndarray] = {}
         self._batch: Batch | None = None
         self._rows = 0
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """Join segments in the order given."""
+        """Join segments in the given order into the next batch."""
         if not segments:
             return
         if self._batch is not None:
@@ -38,7 +38,7 @@ class RolloutBuffer:
             for name, column in columns.items():
                 if name != "final_obs":
                     column[:, place] = segment[name]
-            cut = segment.cut  # elsewhere final_obs means nothing: its pages are neither read nor written
+            cut = segment.cut  # final_obs is defined only at cuts: do not touch its other memory pages
             columns["final_obs"][:, place][cut] = segment["final_obs"][cut]
         versions = tuple(segment.header.version for segment in segments if segment.header is not None)
         self._take(Batch(columns, versions=versions))
@@ -50,17 +50,17 @@ class RolloutBuffer:
         return self._batch is not None
 
     def sample(self) -> Batch:
-        """The whole intake; the same one until `update`."""
+        """Return the whole batch; repeated calls return the same one until `update`."""
         if self._batch is None:
             raise UsageError("there is no rollout to learn from: add segments first")
         return self._batch
 
     def update(self, batch: Batch, learned: Learned) -> None:
-        """Forget the batch."""
+        """Discard the batch."""
         self._batch = None
 
     def stats(self) -> dict[str, float]:
-        """Steps of the newest intake, autoreset steps left out."""
+        """Return the number of steps in the newest batch, without autoreset steps."""
         return {"size": float(self._rows)}
 
     def state(self) -> Tree:
@@ -85,7 +85,7 @@ class RolloutBuffer:
         self._rows = int(np.count_nonzero(batch["valid"]))
 
     def _columns(self, count: int) -> dict[str, np.ndarray]:
-        """Contiguous `[T, B · count, …]` columns over buffers that only grow."""
+        """Return contiguous `[T, B · count, …]` columns over buffers that only grow."""
         shapes = {}
         for field in self.spec.fields:
             num_steps, num_envs, *rest = self.spec.shape(field)

@@ -1,8 +1,8 @@
-"""Segments become pieces for sequence replay: the steps of one environment in order, all its agents together, cut where
-its episode is.
+"""Split segments into episode fragments for sequence replay: consecutive steps of one environment within one episode.
 
-Sequences begin every `stride` steps of an episode, wherever an actor's life is divided into segments or an episode into
-pieces. A long episode is stored piece by piece; the next piece repeats what its first sequence needs for its burn-in.
+A fragment holds the steps of all agents of its environment. Sequences start every `stride` steps of an episode,
+independent of segment and fragment boundaries. A long episode is stored in several fragments; each repeats the rows
+that its first sequence needs for burn-in.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from steppe.replay.sequence_windows import POSITION_FIELDS, Windowing, step_fiel
 
 EpisodeFragment = tuple[
     dict[str, np.ndarray], np.ndarray, bool
-]  # rows, which of them are starts, whether its episode ended
-LastStep = dict[str, np.ndarray]  # by column, of every environment
-MIN_FLUSH_STEPS = 256  # steps after which an open piece is stored, though its episode goes on
+]  # columns, rows at which sequences start, whether the episode ended
+LastStep = dict[str, np.ndarray]  # by column, for all environments
+MIN_FLUSH_STEPS = 256  # an open fragment is stored after at least this many steps, although its episode continues
 
 
 class FragmentBuilder:
-    """The open piece of one environment."""
+    """The open fragment of one environment."""
 
     def __init__(self, columns: dict[str, np.ndarray], rules: Windowing) -> None:
-        self.columns = columns  # room for rows
+        self.columns = columns  # preallocated rows
         self.rules = rules
-        self.count = 0  # steps in it
-        self.next_start = 0  # the row of the first sequence that was not stored yet
+        self.count = 0  # rows in use
+        self.next_start = 0  # start row of the first sequence that is not stored yet
 
     def append(self, rows: dict[str, np.ndarray]) -> None:
-        """Take over steps; there must be room."""
+        """Append steps; the caller ensures that they fit."""
         count = len(rows["reward"])
         for name, column in self.columns.items():
             column[self.count : self.count + count] = rows[name]
         self.count += count
 
     def end(self, last: Mapping[str, np.ndarray]) -> Iterator[EpisodeFragment]:
-        """Close the piece with what was seen last; its episode never goes on."""
+        """Close the fragment with its last observation; its episode does not continue."""
         if self.count > self.next_start:
             for name, column in self.columns.items():
                 column[self.count] = last.get(name, 0)
@@ -50,9 +50,9 @@ class FragmentBuilder:
         self.count = self.next_start = 0
 
     def flush(self) -> Iterator[EpisodeFragment]:
-        """Store the sequences that are complete, keeping what the next ones need."""
+        """Yield a fragment with the complete sequences, and keep the rows that the next ones need."""
         rules = self.rules
-        complete = self.count - rules.length - rules.n_step  # the last row at which a complete sequence may begin
+        complete = self.count - rules.length - rules.n_step  # last possible start of a complete sequence
         starts = np.arange(self.next_start, complete + 1, rules.step)
         if not len(starts):
             return
@@ -65,17 +65,17 @@ class FragmentBuilder:
 
 
 class SegmentSplitter:
-    """The open pieces of all environments of all actors."""
+    """Split the segments of all actors; holds the open fragments of all their environments."""
 
     def __init__(self, spec: SegmentSpec, rules: Windowing) -> None:
         self.spec, self.rules = spec, rules
         self.limit = max(MIN_FLUSH_STEPS, 4 * rules.rows)
         self._fields = [f for f in step_fields(spec) if f not in POSITION_FIELDS]
         self._streams: dict[int, list[FragmentBuilder]] = {}
-        self._seen: dict[int, tuple[int, LastStep]] = {}  # by actor: its last segment's number, what it saw last
+        self._seen: dict[int, tuple[int, LastStep]] = {}  # by actor: last sequence number, last step
 
     def split(self, segment: Segment) -> Iterator[EpisodeFragment]:
-        """The pieces that a segment completes."""
+        """Yield the fragments that a segment completes."""
         if segment.header is None:
             raise UsageError("a segment without a header cannot be remembered: who collected it is unknown")
         actor, number = segment.header.actor, segment.header.sequence
@@ -94,7 +94,7 @@ class SegmentSplitter:
         self._seen[actor] = number, last
 
     def _take(self, stream: FragmentBuilder, columns: Mapping[str, np.ndarray], env: int) -> Iterator[EpisodeFragment]:
-        """Append one environment's steps, up to each end, in portions that there is room for."""
+        """Append one environment's steps, split at episode ends and at the capacity of the open fragment."""
         valid, ended = columns["there"][:, env], columns["ended"][:, env]
         t, num_steps = 0, self.spec.num_steps
         while t < num_steps:
@@ -120,7 +120,7 @@ class SegmentSplitter:
         )
 
     def _new_streams(self) -> list[FragmentBuilder]:
-        """One for each environment of an actor."""
+        """Return an empty builder for each environment of an actor."""
         rows = [
             {f.name: np.zeros((self.limit + 1, *f.shape), f.dtype) for f in self._fields} for _ in self._environments
         ]
@@ -131,7 +131,7 @@ class SegmentSplitter:
         return range(self.spec.num_envs // self.spec.num_agents)
 
     def state(self) -> Tree:
-        """What is open."""
+        """Return the open fragments."""
         return {
             str(actor): {
                 "sequence": self._seen[actor][0],
@@ -143,7 +143,7 @@ class SegmentSplitter:
         }
 
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self._streams, self._seen = {}, {}
         for actor, saved in state.items():
             last = {name: np.array(column) for name, column in saved["last"].items()}
@@ -155,10 +155,10 @@ class SegmentSplitter:
 
 
 def group_by_env(segment: Segment) -> dict[str, np.ndarray]:
-    """A segment's columns as [T, environments, …], with an axis of agents after that where there are several.
+    """Return a segment's columns as [T, environments, …], followed by an agent axis if there are several agents.
 
-    Two more, [T, environments], say where a step was made and where an episode ended; with several agents, `live` says who
-    was there: an agent that was not has no reward and no end.
+    Adds `there` and `ended`, [T, environments]: whether a step was taken and whether an episode ended. With several
+    agents, adds `live`, which marks the agents that are present; an absent agent has reward 0 and is never terminated.
     """
     agents, columns = segment.spec.num_agents, segment.columns
     if agents == 1:

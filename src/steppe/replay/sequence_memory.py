@@ -1,4 +1,4 @@
-"""The memory of recurrent agents: segments become sequences in a pool, batches of windows come out at a measured rate."""
+"""The memory of recurrent agents: stores segments as sequences in a pool and samples rate-limited batches of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steppe.replay.transition_memory import ensure_columns, extract_priorities
 
 @dataclass(frozen=True)
 class SequenceSamplingConfig:
-    """How much is drawn and when; the limiter counts steps, `length` of them per sequence."""
+    """How many sequences are sampled, and when; the rate limiter counts `length` steps per sequence."""
 
     batch_size: int
     windowing: Windowing = field(default_factory=Windowing)
@@ -35,9 +35,10 @@ class SequenceSamplingConfig:
 
 
 class SequenceMemory:
-    """Sequences of steps by priority; sampled arrays are reused by the next `sample`.
+    """Sample sequences of steps by priority; the next `sample` reuses the sampled arrays.
 
-    With a column q_val, sequences enter with the actor's own estimate of their error, otherwise with the largest priority.
+    With a column q_val, initial priorities are the actor's own TD errors; otherwise they are the largest priority so
+    far.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SequenceMemory:
         pool.store.load()
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """Store the sequences that these segments complete; episodes are never joined."""
+        """Store the sequences that these segments complete; a sequence never spans two episodes."""
         for segment in segments:
             if segment.spec != self.spec:
                 raise UsageError(f"a segment of {segment.spec} does not fit a memory of {self.spec}")
@@ -92,7 +93,7 @@ class SequenceMemory:
         return not self.ready()
 
     def sample(self) -> Batch:
-        """One draw of `batch_size` sequences."""
+        """Return the next batch of `batch_size` sequences."""
         return self._prefetch.take(self._draw, more=self.limiter.allows(self._steps_per_batch))
 
     def _draw(self) -> Callable[[], Batch]:
@@ -101,7 +102,7 @@ class SequenceMemory:
 
     @property
     def beta(self) -> float:
-        """The importance correction now."""
+        """Current exponent of the importance weights."""
         total = self.draws.total_steps
         progress = min(1.0, self.limiter.inserted / total) if total else 0.0
         return self.draws.beta + (1.0 - self.draws.beta) * progress
@@ -112,7 +113,7 @@ class SequenceMemory:
             self._prefetch.submit(partial(self.pool.store.update_priorities, *extract_priorities(batch, learned)))
 
     def stats(self) -> dict[str, float]:
-        """Rows stored (steps, and an observation per episode), sequences ever stored, steps inserted and sampled."""
+        """Return the stored rows (steps, and an observation per episode), sequences ever stored, and limiter counts."""
         self._prefetch.settle()
         return {
             "size": float(len(self.pool.store)),
@@ -122,11 +123,11 @@ class SequenceMemory:
         }
 
     def settle(self) -> None:
-        """Wait until the store stands still: whoever reads it as it lies calls this first."""
+        """Wait until all pending writes and priority updates are done; call this before reading the store directly."""
         self._prefetch.settle()
 
     def state(self) -> Tree:
-        """Steps, priorities, open pieces, counters and the random stream: the next batches follow from it exactly."""
+        """Return steps, priorities, open fragments, counters and random state, which determine all later batches."""
         self.settle()
         return self._state(self.pool.store.state())
 

@@ -1,18 +1,19 @@
-"""Sequence replay: steps kept once, in the order they were made, and drawn as windows of time with what led up to them.
+"""Sequence replay: each step is stored once, in order, and sampled as part of time windows with burn-in.
 
-A piece is a stretch of one environment's life within one episode: rows of steps, oldest first, and at an episode's end one
-more row that has only the last observation. Each row knows how many of its piece are before and after it, so a window never
-leaves its episode. Some rows are starts: they alone have a leaf in the sum tree, and a priority is a sequence's.
+A fragment is a run of consecutive steps of one environment within one episode: a row per step, oldest first, and at the
+end of the episode one more row that has only the last observation. Each row stores how many rows of its fragment are
+before and after it, so a window never leaves its episode. Some rows are sequence starts: only they have a leaf above 0
+in the sum tree, so a priority belongs to a sequence.
 
     rows     b b b b S · · · · · · · n n          b: burn-in, S: start, ·: learned from, n: only to bootstrap from
     columns  obs, action, …            [burn_in + length + n_step, N, …]   time first
-             hidden, …                 [N, …]   as it was at a window's first row
+             hidden, …                 [N, …]   at the first row of each window
 
-Where an episode begins or ends within a window, the window is shorter: `valid` says which rows are there, `learn` which of
-them are learned from. Rows that are not there repeat the last one that is.
+If an episode begins or ends within a window, the window is shorter: `valid` marks the rows that exist, `learn` those
+that are learned from. Missing rows repeat the last existing one.
 
-The agents of an environment, where there are several, are an axis of all its columns, reward and terminated among them; one
-more, `live`, says who is there.
+If an environment has several agents, all its columns, including reward and terminated, have an agent axis; an
+additional column, `live`, marks the agents that are present.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from steppe.replay.remote.client import RemoteReplayPool, RemoteReplayStore
 from steppe.replay.store.gather import BatchGatherer
 from steppe.replay.store.store import ReplayStore
 
-MIN_PRIORITY = 1e-6  # an error of exactly 0 must not bury a sequence for ever
+MIN_PRIORITY = 1e-6  # a sequence with a TD error of exactly 0 must still be sampled sometimes
 POSITION_FIELDS = (FieldSpec("before", (), "int32"), FieldSpec("after", (), "int32"))
-NOT_STORED = ("final_comm_mask", "lesson")  # of what agents declare: no batch has it
+NOT_STORED = ("final_comm_mask", "lesson")  # extra columns that no batch contains
 
 
 @dataclass(frozen=True)
 class Windowing:
-    """What a sequence is: `stride` steps from start to start, so that neighbours overlap by length - stride."""
+    """Shape of sequences and their windows; sequences start every `stride` steps and overlap by length - stride."""
 
     length: int = 16
     burn_in: int = 0
-    stride: int | None = None  # length, if absent: no overlap
+    stride: int | None = None  # default: length, without overlap
     n_step: int = 1
     gamma: float = 0.99
-    rescaled: bool = False  # the actor's values are in the scale of core/sequences.py
-    states: tuple[str, ...] = ("hidden",)  # columns of which only a window's first row is wanted
+    rescaled: bool = False  # the actor's values are rescaled as in core/sequences.py
+    states: tuple[str, ...] = ("hidden",)  # columns of which a batch has only the window's first row
 
     def __post_init__(self) -> None:
         if min(self.length, self.n_step, self.step) < 1 or self.burn_in < 0 or self.step > self.length:
@@ -59,17 +60,17 @@ class Windowing:
 
     @property
     def step(self) -> int:
-        """Steps from one start to the next."""
+        """Steps between the starts of consecutive sequences."""
         return self.length if self.stride is None else self.stride
 
     @property
     def rows(self) -> int:
-        """Rows of a whole window."""
+        """Rows of a full window."""
         return self.burn_in + self.length + self.n_step
 
 
 def step_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
-    """The columns of a step in sequence replay: of an environment, with an axis of agents where there are several."""
+    """Return the columns of one environment's step in sequence replay, with an agent axis if it has several agents."""
     reward, terminated = FieldSpec("reward", (), "float32"), FieldSpec("terminated", (), "bool")
     extras = (f for f in spec.extras if f.name not in NOT_STORED)
     fields = (spec.obs, spec.action, reward, terminated, *extras)
@@ -80,7 +81,7 @@ def step_fields(spec: SegmentSpec) -> tuple[FieldSpec, ...]:
 
 
 class SequenceReplay:
-    """Pieces go into a pool's store, batches of windows come out. The pool has its columns already."""
+    """Write fragments to a pool's store and sample batches of windows. The pool's columns must be allocated already."""
 
     def __init__(self, pool: ReplayBufferPool | RemoteReplayPool, windowing: Windowing) -> None:
         if not pool.use_prioritized:
@@ -95,10 +96,10 @@ class SequenceReplay:
         stacked = [f.name for f in self._fields if f.name in store.stacked]
         self._gatherer = BatchGatherer(self._fields, columns, stacked, store.frames)
         self._agents = next(f.shape for f in store.fields if f.name == "reward")
-        self.sequences = 0  # ever written
+        self.sequences = 0  # number of sequences ever written
 
     def write(self, piece: Mapping[str, np.ndarray], starts: np.ndarray, source: int, priorities: np.ndarray) -> None:
-        """Store a piece whole, in one buffer; sequences begin at rows `starts`."""
+        """Store a fragment in one buffer; sequences start at rows `starts`."""
         count = len(piece["reward"])
         if count > self.store.capacity:
             raise ConfigError(f"an episode of {count} rows does not fit a buffer of {self.store.capacity}")
@@ -110,7 +111,7 @@ class SequenceReplay:
         self.sequences += len(starts)
 
     def initial_priorities(self, fragment: Mapping[str, np.ndarray], starts: np.ndarray, *, whole: bool) -> np.ndarray:
-        """The priorities of new sequences: the actor's own estimates where it has values, else the largest so far."""
+        """Return priorities of new sequences: the actor's own TD errors if it recorded values, else the largest yet."""
         largest = self.store.max_priority
         if "q_val" not in fragment:
             return np.full(len(starts), largest)
@@ -119,15 +120,15 @@ class SequenceReplay:
 
     @property
     def can_sample(self) -> bool:
-        """Whether there is a sequence."""
+        """Whether a sequence can be sampled."""
         return self.store.can_sample
 
     def room(self, count: int) -> SequenceBatchBuffer:
-        """Memory for batches of `count` sequences."""
+        """Return reusable arrays for batches of `count` sequences."""
         return SequenceBatchBuffer(self.windowing, self._gatherer, count, self._agents)
 
     def draw(self, stream: np.random.Generator, into: SequenceBatchBuffer, beta: float) -> Batch:
-        """`into.count` sequences in proportion to their priorities, with importance weights."""
+        """Sample `into.count` sequences in proportion to their priorities, with importance weights."""
         store = self.store
         assert isinstance(store, ReplayStore), "rows that lie elsewhere are drawn there"
         with store.lock:
@@ -137,7 +138,7 @@ class SequenceReplay:
         return Batch({**into.columns, **states}, weights=weights, indices=indices)
 
     def fill_windows(self, starts: np.ndarray, into: SequenceBatchBuffer) -> dict[str, np.ndarray]:
-        """Fill `into` with the windows around the slots `starts`; returns the states at their first rows."""
+        """Fill `into` with the windows around the slots `starts`; return the recurrent states at their first rows."""
         store, rules, columns = self.store, self.windowing, self.store.columns
         assert isinstance(store, ReplayStore), "rows that lie elsewhere are laid there"
         reward, ends = (columns[name].reshape(len(columns[name]), -1) for name in ("reward", "terminated"))
@@ -151,7 +152,7 @@ class SequenceReplay:
 
 
 class SequenceBatchBuffer:
-    """The arrays of one batch of windows, filled by every draw into them; `agents` is their axis, where there are several."""
+    """The reusable arrays of one batch of windows; `agents` is (num_agents,), or () without an agent axis."""
 
     def __init__(self, rules: Windowing, gathering: BatchGatherer, count: int, agents: tuple[int, ...]) -> None:
         shape = (rules.rows, count)
@@ -178,11 +179,11 @@ class SequenceBatchBuffer:
 def estimate_priorities(
     fragment: Mapping[str, np.ndarray], starts: np.ndarray, windowing: Windowing, *, whole: bool
 ) -> np.ndarray:
-    """Priorities of new sequences by the actor's own values, column q_val [rows, …, actions]; NaN where it has no say.
+    """Return priorities of new sequences from the actor's own values, column q_val [rows, …, actions]; NaN if unknown.
 
-    |r + … + gamma ** m · max q(s_m) − q(s, a)|, m at most n_step: nothing beyond a termination, and where values end before
-    the episode does, as many rewards as there are values for. `whole`: the last row has only an observation. Of several
-    agents the mean counts.
+    The TD error is |r + … + gamma ** m · max q(s_m) − q(s, a)| with m at most n_step. There is no bootstrap after a
+    termination; if the values end before the episode does, m is limited to the rows that have values. With `whole`, the
+    last row has only an observation. With several agents, their mean error counts.
     """
     rows = len(fragment["reward"])
     steps = rows - 1
@@ -235,14 +236,14 @@ def _fill_windows(
     terminated: np.ndarray,
     following: np.ndarray,
 ) -> None:
-    """Lay a window around each start: which slot each row is, and its n-step target."""
+    """Write the window around each start: the slot of each row, and its n-step reward, discount and termination."""
     num_rows = slots.shape[0]
     for i in range(len(starts)):
         start = starts[i]
         part = start // capacity
         position = start - part * capacity
         oldest = rings[CURSOR, part] if rings[SIZE, part] == capacity else 0
-        kept = (position - oldest) % capacity  # rows before this one that were not overwritten
+        kept = (position - oldest) % capacity  # rows before the start that are not overwritten
         lead = min(burn_in, np.int64(before[start]), kept)
         left = np.int64(after[start])
         steps = min(length, left)

@@ -1,6 +1,6 @@
-"""The memory of replay agents: segments become transitions in a pool, batches come out at a measured rate.
+"""The memory of off-policy agents: stores segments as transitions in a pool and samples rate-limited batches.
 
-It is hungry exactly when it is not ready, so the updates that follow an intake are a function of what was taken in.
+It wants data exactly when it is not ready to sample, so the number of updates depends only on the inserted data.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from steppe.replay.rate_limiter import RateLimiter
 from steppe.replay.remote.client import RemoteReplayPool
 from steppe.replay.store.gather import BatchBuffer
 
-MIN_PRIORITY = 1e-6  # an error of exactly 0 must not bury a transition for ever (Schaul et al. 2016, 3.3)
+MIN_PRIORITY = 1e-6  # a transition with TD error 0 must still be sampled sometimes (Schaul et al. 2016, 3.3)
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How much is drawn and when, and what a transition is."""
+    """How many transitions are sampled, and when, and how n-step transitions are built."""
 
     batch_size: int
     learning_starts: int = 0
@@ -39,7 +39,7 @@ class SamplingConfig:
 
 
 class ReplayMemory:
-    """n-step transitions in a pool; sampled arrays are reused by the next `sample`."""
+    """Store n-step transitions in a pool; the next `sample` reuses the sampled arrays."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class ReplayMemory:
 
     @property
     def inserted(self) -> int:
-        """Transitions ever stored."""
+        """Number of transitions ever stored."""
         return self.limiter.inserted
 
     @property
     def sampled(self) -> int:
-        """Rows of the batches that were learned from."""
+        """Number of transitions in all batches that were learned from."""
         return self.limiter.sampled
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """Store every transition that these segments complete; actors' windows are never mixed."""
+        """Store every transition that these segments complete; windows of different actors are never mixed."""
         pool = self.pool
         for segment in segments:
             if segment.spec != self.spec:
@@ -86,7 +86,7 @@ class ReplayMemory:
     def ready(self) -> bool:
         if not self.limiter.allows():
             return False
-        if not self._has_full_batch:  # it stays so
+        if not self._has_full_batch:  # once true, it stays true
             self._prefetch.settle()
             self._has_full_batch = len(self.pool.store) >= self.draws.batch_size
         return self._has_full_batch
@@ -95,11 +95,11 @@ class ReplayMemory:
         return not self.ready()
 
     def sample(self) -> Batch:
-        """One draw of `batch_size` transitions, with importance weights if the pool is prioritized."""
+        """Return the next batch of `batch_size` transitions, with importance weights if the pool is prioritized."""
         return self._prefetch.take(self._draw, more=self.limiter.allows(self.draws.batch_size))
 
     def _draw(self) -> Callable[[], Batch]:
-        """A job that draws one batch, into the arrays that the batch given out last does not use."""
+        """Return a job that samples one batch, into the arrays that the last returned batch does not use."""
         self._batch_buffers = self._batch_buffers[::-1] if self._prefetch.threaded else self._batch_buffers
         return partial(self._drawn, self._batch_buffers[0], self.beta)
 
@@ -112,7 +112,7 @@ class ReplayMemory:
 
     @property
     def beta(self) -> float:
-        """The importance correction now."""
+        """Current exponent of the importance weights."""
         total = self.draws.total_steps
         progress = min(1.0, self.inserted / total) if total else 0.0
         return self.draws.beta + (1.0 - self.draws.beta) * progress
@@ -123,7 +123,7 @@ class ReplayMemory:
             self._prefetch.submit(partial(self.pool.store.update_priorities, *extract_priorities(batch, learned)))
 
     def stats(self) -> dict[str, float]:
-        """Transitions stored, inserted and sampled so far; samples_per_insert counts from learning_starts on."""
+        """Return the transitions stored, inserted and sampled; samples_per_insert counts from learning_starts on."""
         self._prefetch.settle()
         stats = {"size": float(len(self.pool.store)), **self.limiter.stats()}
         if self.pool.store.stale:
@@ -131,11 +131,11 @@ class ReplayMemory:
         return stats
 
     def settle(self) -> None:
-        """Wait until the store stands still: whoever reads it as it lies calls this first."""
+        """Wait until all pending writes and priority updates are done; call this before reading the store directly."""
         self._prefetch.settle()
 
     def state(self) -> Tree:
-        """Transitions, priorities, open windows, counters and the random stream: the next batches follow from it exactly."""
+        """Return transitions, priorities, open windows, counters and random state: they determine all later batches."""
         self.settle()
         return self._state(self.pool.store.state())
 
@@ -165,7 +165,7 @@ class ReplayMemory:
 
 
 def ensure_columns(pool: ReplayBufferPool | RemoteReplayPool, fields: Sequence[FieldSpec], batch_size: int) -> None:
-    """Give an empty pool these columns; raise if it has others, or too little room for a batch."""
+    """Allocate these columns in an empty pool; raise if it has others, or a capacity below one batch."""
     capacity = pool.num_buffers * pool.buffer_capacity
     if batch_size > capacity:
         raise ConfigError(f"batches of {batch_size} cannot be drawn from {capacity} transitions")
@@ -178,7 +178,7 @@ def ensure_columns(pool: ReplayBufferPool | RemoteReplayPool, fields: Sequence[F
 
 
 def extract_priorities(batch: Batch, learned: Learned) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and new priorities of a batch that was learned from, both sound and in arrays of their own."""
+    """Return the indices and new priorities of a learned batch; raise if there are none or they are not finite."""
     if learned.priorities is None or batch.indices is None:
         raise UsageError("prioritized replay needs an agent that returns priorities: set prioritized=false")
     priorities = np.asarray(learned.priorities, np.float64)

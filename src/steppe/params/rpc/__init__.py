@@ -1,1 +1,1 @@
-"""The parameter server for other processes: gRPC and shared memory, servers and clients."""
+"""Remote access to the parameter server: servers and clients for gRPC and shared memory."""

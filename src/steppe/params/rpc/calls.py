@@ -1,5 +1,7 @@
-"""What may be asked of a parameter server by packed bytes (core/io/codec.py), and what is answered: the same whichever way they
-come. Who may ask is for those who carry them: grpc_server.py (gRPC), and roles/cluster/ray.py and mpi.py."""
+"""The calls of a parameter server: requests and replies as packed bytes (core/io/codec.py), the same on all transports.
+
+The transports authenticate callers: grpc_server.py (gRPC), and roles/cluster/ray.py and mpi.py.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,11 @@ REQUESTS: dict[str, dict[str, tuple[type, ...]]] = {
     "Checkpoint": {},
 }
 
-RpcReply = tuple[str, Any, int | None]  # "ok" and bytes, or "usage", "error" and words; the round, after a pull
+RpcReply = tuple[str, Any, int | None]  # ("ok", bytes, round after a pull) or ("usage" or "error", message, None)
 
 
 def dispatch(server: ParameterServer, method: str, request: dict[str, Any]) -> tuple[bytes, int | None]:
-    """The answer's bytes, and for a worker's pull the server's round."""
+    """Handle a request; return the reply's bytes and, for a worker's pull, the server's round."""
     if method == "Pull" and request["worker"] is not None:
         found, number = server.pull_newer(request["worker"], request["newer_than"])
         return _weights(found), number
@@ -60,7 +62,7 @@ def dispatch(server: ParameterServer, method: str, request: dict[str, Any]) -> t
 
 
 def handle_call(server: ParameterServer, method: str, data: Buffer) -> RpcReply:
-    """Read and carry out; what is wrong comes back in words."""
+    """Decode and handle a request; return errors as a reply."""
     try:
         if method not in HANDLERS:
             raise DamagedFile(f"there is no call {method!r}")
@@ -82,17 +84,17 @@ def _unregister(server: ParameterServer, request: dict[str, Any]) -> bytes:
 
 
 def _pull(server: ParameterServer, request: dict[str, Any]) -> bytes:
-    """For one without a name, who only reads."""
+    """Handle a pull by a reader that is not a registered worker."""
     return _weights(server.newer_than(POLICY, request["newer_than"]))
 
 
 def _weights(found: Weights | None) -> bytes:
-    """The newest weights, or no bytes when the caller has them."""
+    """Encode weights; no bytes if the caller has the newest ones already."""
     return b"" if found is None else encode_weights(found, sealed=False)
 
 
 def _push(server: ParameterServer, request: dict[str, Any]) -> bytes:
-    """A row of numbers, or what the client found to be wrong with them."""
+    """Handle a push: a row of numbers, or the reason why the client found them invalid."""
     push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
     row, words = request["row"], request["refusal"]
     if (row is None) == (words is None):
@@ -121,12 +123,12 @@ def _stats(server: ParameterServer, _: dict[str, Any]) -> bytes:
 
 
 def _checkpoint(server: ParameterServer, _: dict[str, Any]) -> bytes:
-    """Where the server was told to keep it: a client names no path."""
+    """Write a checkpoint to the server's configured path: clients cannot choose one."""
     return encode_reply({"path": str(server.save_checkpoint())})
 
 
 def encode_reply(tree: Any) -> bytes:
-    """An answer's bytes."""
+    """Encode a reply."""
     return pack(tree, sealed=False)
 
 

@@ -1,4 +1,4 @@
-"""A client's line to a parameter server on the network: gRPC with packed bytes (grpc_server.py is the other end)."""
+"""gRPC client of a parameter server, with packed bytes as messages (see grpc_server.py)."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ class GrpcClient(PackedClient):
                 left = until - time.monotonic()
                 if not _is_retryable(error) or left <= 0:
                     raise self._to_steppe_error(error) from None
-            time.sleep(min(left, pause * random.uniform(0.5, 1.0)))  # apart, so that not all come again at once
+            time.sleep(min(left, pause * random.uniform(0.5, 1.0)))  # jitter, so that clients do not retry together
             pause = min(2 * pause, MAX_BACKOFF_S)
 
     def _metadata(self, worker: str | None) -> list[tuple[str, str]]:
-        # A server that began anew has a new one.
+        # Read the token again for each call: a restarted server has a new one.
         token = self._token_of(worker) or protocol.find_token(self._host, self._port)
         return [("authorization", f"Bearer {token}")] if token else []
 
     def _token_of(self, worker: str | None) -> str | None:
-        """The token that speaks for a worker; any of them where it is for nobody in particular."""
+        """Return the token of a worker, or any token for a call that is not made for a worker."""
         if not isinstance(self._token, Mapping):
             return self._token
         if worker is None:
@@ -109,7 +109,7 @@ class GrpcClient(PackedClient):
 
 
 def _is_retryable(error: Any) -> bool:
-    """Whether trying again may help."""
+    """Return whether a retry may succeed."""
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return "larger than max" not in (error.details() or "")
     return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -1,6 +1,7 @@
-"""A parameter server on the network: gRPC with packed bytes, one gate for every call, limits, health, back-pressure.
+"""gRPC server of a parameter server: packed messages, authentication of every call, limits, health, backpressure.
 
-What a call means is the server's; here it is only admitted, read, and answered. Every refusal is counted with its reason.
+Calls are authenticated and decoded here; calls.py and the ParameterServer handle them. Every refusal is counted by
+reason.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ except ImportError as error:  # pragma: no cover
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
 
-THREADS, RESERVED = 24, 8  # the second are kept from rows that come in parts, which may be slow
-WAITING_BYTES = 1 << 30  # of requests that are being read or wait for a thread; more are asked to come again
+THREADS, RESERVED = 24, 8  # reserved threads never handle streamed rows, which may be slow
+WAITING_BYTES = 1 << 30  # bytes of requests that are being read or wait for a thread; further ones must be retried
 
 
 class GrpcServer:
-    """One gRPC server around a ParameterServer. `token`: one for all, or one per worker, which then speaks only for itself."""
+    """One gRPC server around a ParameterServer. `token`: one for all, or one per worker, valid only for that worker."""
 
     def __init__(
         self, server: ParameterServer, host: str, port: int, token: str | Mapping[str, str] | None, tls: Tls | None
@@ -44,7 +45,7 @@ class GrpcServer:
         self.refused: dict[str, int] = {}
         self._refused_lock = threading.Lock()
         self._streams = threading.BoundedSemaphore(max(1, THREADS - RESERVED))
-        self._rows: list[np.ndarray] = []  # for rows that come in parts
+        self._rows: list[np.ndarray] = []  # reusable memory for streamed rows
         self._token_file: Path | None = None
         self.token = _accepted_tokens(token, host, tls, private=server.is_private)
         largest = 4 * server.num_parameters + protocol.SLACK
@@ -69,7 +70,7 @@ class GrpcServer:
         self._grpc.start()
 
     def stop(self, grace_s: float = 2.0) -> None:
-        """Take no more calls, let those under way end within `grace_s`."""
+        """Stop accepting calls and let those in progress finish within `grace_s`."""
         self._grpc.stop(grace_s).wait()
         self._pool.shutdown()
         if self._token_file is not None:
@@ -77,7 +78,7 @@ class GrpcServer:
                 self._token_file.unlink()
 
     def answer(self, method: str, data: bytes, context: Any, rest: Iterator[bytes] | None = None) -> bytes:
-        """Gate, read, carry out. `rest`: the parts of a row."""
+        """Authenticate, decode and handle a call. `rest`: the parts of a streamed row."""
         name = self._identity(context)
         if context.time_remaining() is not None and context.time_remaining() <= 0:
             self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
@@ -101,7 +102,7 @@ class GrpcServer:
             raise  # not reached: abort raises
 
     def answer_parts(self, method: str, parts: Iterator[bytes], context: Any) -> bytes:
-        """The same where the request is the first of several parts, of which few are read at a time."""
+        """Handle a call whose request is the first of several streamed parts, few of which are in memory at a time."""
         if not self._streams.acquire(blocking=False):
             self._refuse(context, "too_many", grpc.StatusCode.RESOURCE_EXHAUSTED, "too many rows at once: come again")
         try:
@@ -110,7 +111,7 @@ class GrpcServer:
             self._streams.release()
 
     def _push_row(self, request: dict[str, Any], parts: Iterator[bytes]) -> bytes:
-        """Gather a row in memory that is used again, checking it on the way."""
+        """Assemble a streamed row in reused memory, checking that it is finite, and push it."""
         push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
         row = self._rows.pop() if self._rows else np.empty(self.server.num_parameters, np.float32)
         at, finite = 0, True
@@ -124,7 +125,7 @@ class GrpcServer:
             raise DamagedFile(f"a row has {len(row)} numbers, and this one ends after {at}")
         receipt = self.server.take_row(
             push, row, finite=bool(finite)
-        )  # one that is not is looked at again, and refused
+        )  # the server checks a row again that is not finite, and refuses it
         self._rows.append(row)
         return calls.encode_reply(msgspec.to_builtins(receipt))
 
@@ -147,7 +148,7 @@ class GrpcServer:
         return int(bound)
 
     def _identity(self, context: Any) -> str | None:
-        """Whose token came with the call: a worker's name, or None for everyone's; refuses the call otherwise."""
+        """Return the worker whose token came with the call, or None for a common token; refuse the call otherwise."""
         given = dict(context.invocation_metadata()).get("authorization", "")
         presented = given.encode() if isinstance(given, str) else given
         known = {None: self.token} if isinstance(self.token, str) else self.token
@@ -165,7 +166,7 @@ class GrpcServer:
 
 
 class _RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Names to handlers; nothing is decoded before the gate."""
+    """Map method names to handlers; nothing is decoded before authentication."""
 
     def __init__(self, service: GrpcServer) -> None:
         self._handlers = {
@@ -189,7 +190,7 @@ def _make_handler(service: GrpcServer, method: str) -> Callable[[bytes, Any], by
 def _accepted_tokens(
     token: str | Mapping[str, str] | None, host: str, tls: Tls | None, *, private: bool
 ) -> str | dict[str, str]:
-    """The tokens that are accepted; ConfigError where they would protect nothing."""
+    """Return the accepted tokens; raise ConfigError if they are insecure."""
     local = protocol.is_loopback(host)
     if not local and (token is None or tls is None):
         raise ConfigError(f"{host!r} can be reached by other machines: give token=… and tls=Tls(certificate, key)")

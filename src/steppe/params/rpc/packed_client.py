@@ -1,4 +1,4 @@
-"""What the lines have in common that carry packed bytes to a parameter server elsewhere (calls.py is what is asked)."""
+"""Base class of the clients that send packed bytes to a remote parameter server (calls.py defines the requests)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from steppe.params.rpc.calls import RpcReply
 
 
 class PackedClient:
-    """Makes requests and reads answers; `_send` is each line's own."""
+    """Encode requests and decode replies; subclasses implement `_send`."""
 
     MIN_POLL_S, MAX_POLL_S = 0.002, 0.1
-    MAX_INLINE_ROW_BYTES: int | None = None  # bytes; what is longer follows the request in parts
+    MAX_INLINE_ROW_BYTES: int | None = None  # longer rows are streamed in parts after the request
     sends_version = False
 
     def __init__(self) -> None:
         self._space: tuple[ParameterLayout, bool] | None = (
-            None  # what the server trains, and whether a push has to have it all
+            None  # the server's parameter layout, and whether a push must contain all parameters
         )
 
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
@@ -42,7 +42,7 @@ class PackedClient:
         return (decode_weights(data, sealed=False) if data else None), number
 
     def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
-        """An update that does not fit is not sent, only what is wrong with it, to be counted."""
+        """Push an update; for an invalid one, send only the reason, so that the server counts it."""
         assert self._space is not None, "whoever pushes is registered"
         space, whole = self._space
         row: np.ndarray | None
@@ -63,13 +63,16 @@ class PackedClient:
     def _send(
         self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
     ) -> tuple[bytes, int | None, int]:
-        """The answer, the server's round if it came with it, and how often it was asked for: again while nobody answers or
-        the server has too much to do. With a `row`, that follows in parts. `worker`: for whom, where it is for one."""
+        """Send a request; return the reply, the server's round if it is included, and the number of attempts.
+
+        Retries while the server does not reply or is overloaded. A `row` is streamed in parts after the request.
+        `worker`: the worker that the call is made for, if any.
+        """
         raise NotImplementedError
 
 
 def unwrap_reply(answer: RpcReply) -> tuple[bytes, int | None]:
-    """An answer's bytes and round; what went wrong at the other end is raised here."""
+    """Return a reply's bytes and round; raise the server's error."""
     kind, found, number = answer
     if kind != "ok":
         raise (UsageError if kind == "usage" else SteppeError)(found)

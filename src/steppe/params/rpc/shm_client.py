@@ -1,4 +1,4 @@
-"""A client's line to a parameter server in shared memory (shm_server.py draws it): pulls read the memory, all else asks."""
+"""Shared-memory client of a parameter server: pulls read memory, other calls are requests (layout: shm_server.py)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from steppe.params.rpc.shm_server import RequestSlot, SharedParameters, ShmReque
 
 
 class ShmClient:
-    """Its threads ask one after the other; pulls wait for nobody."""
+    """Client in one process; requests of its threads are serialized, pulls never wait."""
 
-    MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002  # between looks for a newer version
-    sends_version = True  # the server does not see who pulls
+    MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002  # pause between polls for a newer version
+    sends_version = True  # the server does not see pulls
 
     def __init__(self, room: Path, timeout_s: float, retry_s: float) -> None:
         self._room, self._timeout_s, self._retry_s = room, timeout_s, retry_s
@@ -73,7 +73,7 @@ class ShmClient:
         return msgspec.convert(answer, Receipt), tries
 
     def _ask(self, question: ShmRequest) -> tuple[Any, int]:
-        """The answer, and how often it was asked for: again when another server is there than before."""
+        """Send a request; return the reply and the number of attempts. Retries if another server took over."""
         data, tries = msgspec.msgpack.encode(question), 1
         while not self._answered(data):
             assert self._seat is not None
@@ -90,14 +90,14 @@ class ShmClient:
         return answer, tries
 
     def _answered(self, data: bytes) -> bool:
-        """Leave a question and wait for its answer; False when the server that was asked is no more."""
+        """Write a request and wait for its reply; return False if the server is gone."""
         assert self._seat is not None
         assert self._wakeups is not None
         words, (theirs, mine) = self._seat.words, self._wakeups
         until = time.monotonic() + self._timeout_s
         self._seat.put(data, shm_server.REQUESTED)
         while words[shm_server.STATE] != shm_server.REPLIED:
-            theirs.ring(struct.pack("<q", self._number))  # again now and then: a bell full of rings does not take one
+            theirs.ring(struct.pack("<q", self._number))  # repeated: a full FIFO drops a wakeup
             mine.wait(shm_server.POLL_TIMEOUT_S)
             if words[shm_server.STATE] == shm_server.REPLIED:
                 break
@@ -111,7 +111,7 @@ class ShmClient:
         return self._memory is None or bool(self._memory.words[shm_server.CLOSED])
 
     def _sit(self, *, anew: bool = False) -> RequestSlot:
-        """A seat with the server that is there now."""
+        """Return a request slot of the running server; `anew` forces a new one."""
         if self._seat is not None and not anew and not self._closed():
             return self._seat
         memory = self._reconnect()
@@ -130,7 +130,7 @@ class ShmClient:
         return seat
 
     def _reconnect(self) -> SharedParameters:
-        """The memory of the server that is there, waiting for one as long as was asked."""
+        """Map the memory of the running server; wait up to `retry_s` for one, then raise Unreachable."""
         until, pause = time.monotonic() + self._retry_s, 0.005
         while True:
             with contextlib.suppress(OSError, DamagedFile, ValueError):

@@ -1,14 +1,15 @@
-"""A parameter server in shared memory, for the processes of one machine: the serving side, and the memory that both map.
+"""Shared-memory server of a parameter server, for processes of one machine, and the memory that server and clients map.
 
-    <room>/owner        locked by the server while it lives
-    <room>/parameters   page 0: words (CLOSED …); then the description (core/io/codec.py); then three rows of parameters
-    <room>/bell         a FIFO: a seat's number in it says that a question lies in that seat
-    <room>/seat-N       of one client. Page 0: words (STATE …); then question and answer (msgpack); then a row for an update
-    <room>/bell-N       wakes that client
+    <dir>/owner         locked by the server while its process runs
+    <dir>/parameters    page 0: words (CLOSED …); then the description (core/io/codec.py); then three rows of parameters
+    <dir>/bell          a FIFO: a slot number in it signals a request in that slot
+    <dir>/seat-N        a client's request slot. Page 0: words (STATE …); then request or reply (msgpack); then a row
+    <dir>/bell-seat-N   a FIFO that wakes that client
 
-Versions are made in the rows themselves and in turn, so a reader's copy is whole unless two further versions have come
-meanwhile. A client fills its row and asks; the server uses the row where it lies, and answers. Each word has one writer, so
-whoever is killed leaves the others working, and a server that comes again closes the memory of the one before.
+Versions are computed in the rows in turn, so a reader's copy is consistent unless two further versions were made during
+the copy. A client fills the row of its slot and sends a request; the server uses the row without a copy and replies.
+Each word has one writer, so a killed process does not block the others, and a restarted server closes its predecessor's
+memory.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ if TYPE_CHECKING:
 PAGE = mmap.PAGESIZE
 MAX_INLINE_BYTES = (
     16 * PAGE
-)  # the longest question or answer that has its place in a seat; a longer answer is a file beside it
+)  # longest request or reply that fits into a slot; a longer one is written to a file beside it
 ROWS = 3
 CLOSED, SEQUENCE, VERSION, ROUND, DESCRIPTION = range(
     5
-)  # words of the parameters; behind them [version, updates] per row
+)  # words of the parameters file; [version, updates] of each row follow at _ROW_WORDS
 _ROW_WORDS = 8
-STATE, LENGTH = range(2)  # words of a seat, the second of its question or answer
-IDLE, REQUESTED, REPLIED = range(3)  # a seat's states
+STATE, LENGTH = range(2)  # words of a slot; LENGTH is that of its request or reply in bytes
+IDLE, REQUESTED, REPLIED = range(3)  # states of a slot
 POLL_TIMEOUT_S = 0.2
 
 
 class ShmRequest(msgspec.Struct, array_like=True):
-    """What lies in a seat. A push's numbers are in the row, unless `refusal` says what is wrong with them."""
+    """A request in a slot. The numbers of a push are in the slot's row, unless `refusal` says why they are invalid."""
 
     method: str
     worker: str | None = None
@@ -64,10 +65,10 @@ class ShmRequest(msgspec.Struct, array_like=True):
 
 
 class SharedParameters:
-    """The parameters' file, mapped."""
+    """The mapped parameters file."""
 
     def __init__(self, path: Path, description: bytes | None = None, size: int = 0) -> None:
-        """Made anew with a description, or opened."""
+        """Create the file if a description is given, else open it."""
         start = PAGE + -(-len(description or b"") // PAGE) * PAGE
         mapped = map_file(path, None if description is None else start + ROWS * _stride(size), reserve=True)
         self.words = memoryview(mapped)[:PAGE].cast("q")
@@ -84,7 +85,7 @@ class SharedParameters:
         self.rows = rows.reshape(ROWS, stride)[:, :size]
 
     def show(self, version: int, updates: int, *, first: bool = False) -> None:
-        """Let readers see the row that was made after the newest."""
+        """Publish the next row to readers; with `first`, row 0."""
         sequence = 0 if first else self.words[SEQUENCE] + 1
         row = _ROW_WORDS + 2 * (sequence % ROWS)
         self.words[row], self.words[row + 1] = version, updates
@@ -93,7 +94,7 @@ class SharedParameters:
         self.words[VERSION] = version
 
     def newest(self) -> Weights:
-        """A whole copy of the newest version."""
+        """Return a consistent copy of the newest version."""
         while True:
             sequence = self.words[SEQUENCE]
             memory_fence()
@@ -105,7 +106,7 @@ class SharedParameters:
 
 
 class RequestSlot:
-    """A client's file, mapped by client and server."""
+    """A client's request slot: a file that client and server map."""
 
     def __init__(self, path: Path, size: int, *, create: bool = False) -> None:
         total = PAGE + MAX_INLINE_BYTES + _stride(size)
@@ -118,7 +119,7 @@ class RequestSlot:
         self._text = memoryview(mapped)[PAGE : PAGE + MAX_INLINE_BYTES]
 
     def put(self, data: bytes, state: int) -> None:
-        """Leave a question or an answer; one that is too long for its place goes into a file beside it."""
+        """Write a request or reply; one longer than MAX_INLINE_BYTES goes into a file beside the slot."""
         if len(data) > MAX_INLINE_BYTES:
             self._aside.write_bytes(data)
         else:
@@ -141,7 +142,7 @@ class RequestSlot:
 
 
 class ShmServer:
-    """Answers what lies in the seats of a room, by `step` or from a thread of its own."""
+    """Handle the requests in a shared directory, by calls of `step` or in its own thread."""
 
     def __init__(self, server: ParameterServer, room: Path | None) -> None:
         self.server = server
@@ -159,7 +160,7 @@ class ShmServer:
         self.remap()
 
     def remap(self) -> None:
-        """Move the parameters into fresh memory; whoever reads the old one is told to look again."""
+        """Move the parameters to a new file and mark the old one closed, so that clients reconnect."""
         path = self.room / "parameters"
         _mark_closed(path)
         description = pack(self.server.description())
@@ -175,13 +176,13 @@ class ShmServer:
         self._memory.show(self.server.version, self.server.updates, first=True)
         self._memory.words[ROUND] = self.server.round_number
         os.rename(draft, path)
-        for seat, bell in self._slots_by_number.values():  # they come again
+        for seat, bell in self._slots_by_number.values():  # clients reconnect with new slots
             bell.close()
             seat.words[STATE] = IDLE
         self._slots_by_number.clear()
 
     def show(self) -> None:
-        """The server has a new version, in the row after the newest."""
+        """Publish the server's newest version, which is in the next row, unless done already."""
         if self._memory.words[VERSION] < self.server.version:
             self._memory.words[ROUND] = self.server.round_number
             self._memory.show(self.server.version, self.server.updates)
@@ -191,7 +192,7 @@ class ShmServer:
         self._thread.start()
 
     def step(self, timeout_s: float = 0.0) -> bool:
-        """Answer every question that was asked; False when there was none within `timeout_s`."""
+        """Handle all pending requests; return False if there was none within `timeout_s`."""
         words = self._wakeup.wait(timeout_s)
         self.server.tick()
         self._memory.words[ROUND] = self.server.round_number
@@ -200,7 +201,7 @@ class ShmServer:
         return bool(words)
 
     def stop(self) -> None:
-        """Tell clients that nobody answers any more, and remove what is in the room."""
+        """Mark the memory closed for clients and remove the server's files."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
@@ -220,13 +221,13 @@ class ShmServer:
             self.step(POLL_TIMEOUT_S)
 
     def _answer(self, number: int) -> None:
-        """One seat's question; seats of clients that are gone, and whatever else the bell said, are passed over."""
+        """Handle the request in one slot; ignore slots of terminated clients and invalid numbers from the FIFO."""
         try:
             seat, bell = self._slots_by_number.get(number) or self._open_slot(number)
         except (OSError, ValueError, DamagedFile):
             return
         if seat.words[STATE] != REQUESTED:
-            return  # it rang twice
+            return  # a repeated wakeup
         try:
             question = msgspec.msgpack.decode(seat.get(), type=ShmRequest)
             answer: tuple[str, Any] = ("ok", _HANDLERS[question.method](self.server, question, seat))
@@ -255,7 +256,7 @@ def slot_name(number: int) -> str:
 
 
 def lock_directory(room: Path) -> int:
-    """Hold the lock by which clients know that a server is there; Conflict when another one holds it."""
+    """Take the lock that shows clients that a server is running; raise Conflict if another server holds it."""
     handle = os.open(room / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + POLL_TIMEOUT_S
     while True:
@@ -267,11 +268,11 @@ def lock_directory(room: Path) -> int:
                 os.close(handle)
                 words = f"another parameter server is in {room}: stop it, or share this one in another place"
                 raise Conflict(words) from None
-        time.sleep(0.005)  # a client that looks whether anyone is there holds it for a moment
+        time.sleep(0.005)  # a client holds the lock briefly while it checks for a server
 
 
 def is_server_alive(room: Path) -> bool:
-    """Whether a server that lives holds the room."""
+    """Return whether a running server holds the directory's lock."""
     try:
         with (room / "owner").open() as owner:
             fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -283,18 +284,18 @@ def is_server_alive(room: Path) -> bool:
 
 
 def _stride(size: int) -> int:
-    """Bytes of a row of `size` numbers, in whole pages."""
+    """Return the bytes of a row of `size` numbers, rounded up to whole pages."""
     return -(-4 * size // PAGE) * PAGE
 
 
 def _mark_closed(path: Path) -> None:
-    """Tell whoever maps this file to look for another one."""
+    """Mark a parameters file as closed, so that clients that map it reconnect."""
     with contextlib.suppress(FileNotFoundError):
         memoryview(map_file(path))[:PAGE].cast("q")[CLOSED] = 1
 
 
 def _is_client_alive(seat: RequestSlot, bell: Wakeup) -> bool:
-    """Whether a seat's client lives; otherwise what it left is removed. It holds its seat's lock for life."""
+    """Return whether a slot's client is running; if not, remove its files. A client locks its slot while it runs."""
     with contextlib.suppress(OSError), seat.path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

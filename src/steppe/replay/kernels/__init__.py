@@ -1,1 +1,1 @@
-"""Compiled kernels of replay: copies, ring indices, the sum tree, draws by priority."""
+"""Compiled kernels of replay: copies, ring indices, the sum tree, sampling by priority."""

@@ -1,7 +1,7 @@
-"""Compiled copies by address: rows of many columns into one block of memory, whatever their dtypes, in one call.
+"""Compiled copies by address: one call copies rows of many columns, of any dtype, into one block of memory.
 
-Addresses come from arrays that a Store keeps alive; slots are checked against its size before anything is read. All kernels
-release the GIL, are compiled once for all dtypes and shapes, and are cached on disk.
+Addresses come from arrays that a ReplayStore keeps alive. Slots are checked against its size before anything is read.
+All kernels release the GIL, are compiled once for all dtypes and shapes, and are cached on disk.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _COMPILATION_OFF = bool(getattr(config, "DISABLE_JIT", False))
 
 
 def compiled(function: F) -> F:
-    """Compile on first use and cache on disk; no fastmath, since results must be the same bit for bit everywhere."""
+    """Compile on first use and cache on disk, without fastmath: results must be bit-identical everywhere."""
     return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
 def _intrinsic_or_fallback(emitting: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
-    """An instruction inside of compiled code, or its plain twin where compilation is off."""
+    """Return a numba intrinsic, or its plain Python equivalent if compilation is disabled."""
     return otherwise if _COMPILATION_OFF else intrinsic(emitting)
 
 
@@ -44,7 +44,7 @@ def _copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), emit
 
 
-# memcpy(target, source, count) from address to address; of a constant count the compiler makes plain moves.
+# memcpy(target, source, count) between addresses; with a constant count it compiles to plain moves.
 copy_bytes = cast(Callable[[Any, Any, Any], None], _intrinsic_or_fallback(_copy_bytes, plain.copy_bytes))
 
 
@@ -60,7 +60,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
     return types.void(types.int64), emit
 
 
-# Asks for the cache line at an address, and does not wait for it.
+# Prefetch the cache line at an address, without waiting for it.
 prefetch = cast(Callable[[Any], None], _intrinsic_or_fallback(_prefetch, plain.prefetch))
 
 
@@ -75,7 +75,7 @@ def _load(kind: Any, otherwise: Callable[[int], Any]) -> Any:
     return _intrinsic_or_fallback(load, otherwise)
 
 
-# Reads a number at an address: without the arithmetic that indices from the end of an array need.
+# Load a number from an address, without numba's handling of negative indices.
 load_float64 = cast(Callable[[Any], float], _load(types.float64, plain.load_float64))
 load_float32 = cast(Callable[[Any], float], _load(types.float32, plain.load_float32))
 
@@ -130,9 +130,9 @@ def _broadcast_to_8(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(once, blank, ir.Constant(ir.VectorType(_INT32, 8), [0] * 8))
 
 
-# Several numbers at a time, in registers; every result is rounded as the same additions one by one would be.
-# num_passed: of 8 float64 at an address, those not above a number; block_sum: of 16 float32 at an address;
-# group_sum: of 8 float64, and it writes their starts (see sumtree.py).
+# SIMD operations, rounded exactly like their scalar equivalents in plain.py.
+# count_not_above: how many of the 8 float64 at an address are <= a number; block_sum: the sum of 16 float32 at an
+# address; group_sum: the sum of 8 float64, which also writes their starts (see sumtree.py).
 count_not_above = cast(Callable[[Any, Any], int], _intrinsic_or_fallback(_count_not_above, plain.count_not_above))
 block_sum = cast(Callable[[Any], float], _intrinsic_or_fallback(_block_sum, plain.block_sum))
 group_sum = cast(Callable[[Any, Any], float], _intrinsic_or_fallback(_group_sum, plain.group_sum))
@@ -140,10 +140,10 @@ group_sum = cast(Callable[[Any, Any], float], _intrinsic_or_fallback(_group_sum,
 
 @compiled
 def gather(plan: np.ndarray, num_rows: int, slots: np.ndarray, out: np.ndarray) -> bool:
-    """Copy rows `slots` of every column into `out` (uint8); False, and nothing copied, if a slot is out of range.
+    """Copy rows `slots` of every column into `out` (uint8); return False, and copy nothing, if a slot is out of range.
 
-    A row of `plan` is a column: its address, the bytes from row to row, those of one of its rows, and where its copies begin
-    in `out`.
+    Each row of `plan` describes a column: its address, its stride in bytes, the bytes of one row, and the offset of its
+    copies in `out`.
     """
     for i in range(len(slots)):
         if slots[i] < 0 or slots[i] >= num_rows:
@@ -156,7 +156,7 @@ def gather(plan: np.ndarray, num_rows: int, slots: np.ndarray, out: np.ndarray) 
 
 @compiled
 def _gather_column(source: int, step: int, width: int, slots: np.ndarray, target: int) -> None:
-    # Loops of plain moves for the usual widths: a call of memcpy for each row would take longer than the rows do.
+    # Common widths use plain moves: calling memcpy for each row would take longer than copying the row.
     count = len(slots)
     if width == 1:
         for i in range(count):
@@ -180,7 +180,7 @@ def _gather_column(source: int, step: int, width: int, slots: np.ndarray, target
 
 @compiled
 def gather_stacks(frames: int, width: int, ids: np.ndarray, offsets: np.ndarray, out: np.ndarray) -> None:
-    """Copy frames `ids` [columns, rows, frames] into `out`; the columns of one row together, as they share most of theirs."""
+    """Copy frames `ids` [columns, rows, frames] into `out`, row by row: the columns of a row share most frames."""
     begin = np.int64(out.ctypes.data)
     num_columns, num_rows, stack = ids.shape
     for row in range(num_rows):

@@ -1,6 +1,6 @@
-"""The instructions of copy.py in plain Python, for a process in which numba's compilation is off (NUMBA_DISABLE_JIT=1).
+"""The intrinsics of copy.py in plain Python, for processes that disable numba's compilation (NUMBA_DISABLE_JIT=1).
 
-They are slow and give the same numbers: kernels can be debugged, measured for coverage and tested as Python.
+They are slow but return the same numbers, so kernels can be debugged, tested and measured for coverage as Python.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ def copy_bytes(target: int, source: int, count: int) -> None:
 
 
 def prefetch(address: int) -> None:
-    """Do nothing: there is no cache to ask."""
+    """Do nothing: Python cannot prefetch."""
 
 
 def load_float64(address: int) -> float:
-    """The float64 at an address."""
+    """Return the float64 at an address."""
     return ctypes.c_double.from_address(int(address)).value
 
 
 def load_float32(address: int) -> np.float32:
-    """The float32 at an address."""
+    """Return the float32 at an address."""
     return np.float32(ctypes.c_float.from_address(int(address)).value)
 
 
 def count_not_above(address: int, number: float) -> int:
-    """How many of the 8 float64 at an address are not above a number."""
+    """Return how many of the 8 float64 at an address are not above a number."""
     return sum(number >= one for one in (ctypes.c_double * 8).from_address(int(address)))
 
 
 def block_sum(address: int) -> float:
-    """The sum of the 16 float32 at an address, in float64: four lanes first, then the lanes by pairs."""
+    """Return the sum of the 16 float32 at an address, in float64: first four lanes, then the lanes in pairs."""
     leaves = list((ctypes.c_float * 16).from_address(int(address)))
     a, b, c, d = (leaves[i] + leaves[4 + i] + leaves[8 + i] + leaves[12 + i] for i in range(4))
     return float((a + b) + (c + d))
 
 
 def group_sum(nodes: int, starts: int) -> float:
-    """The sum of the 8 float64 at `nodes`; writes where each begins to `starts`, infinite where nothing is left."""
+    """Return the sum of the 8 float64 at `nodes`; write their exclusive prefix sums to `starts`, inf past the total."""
     total, running = 0.0, []
     for node in (ctypes.c_double * 8).from_address(int(nodes)):
         running.append(total)

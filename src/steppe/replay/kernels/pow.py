@@ -1,6 +1,7 @@
-"""x ** y for many x at once, to about 1e-12: quicker than calls of the C library, and the same on every machine.
+"""x ** y for arrays of x, accurate to about 1e-12: faster than the C library, and the same on every machine.
 
-x = m · 2 ** e with m in [√½, √2), so x ** y = 2 ** (y · (e + log2 m)). Both series are cut where the next term is below 1e-13.
+x = m · 2 ** e with m in [√½, √2), so x ** y = 2 ** (y · (e + log2 m)). Both series stop where the next term is below
+1e-13.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _LN2 = math.log(2.0)
 
 @compiled
 def power(base: np.ndarray, exponent: float) -> None:
-    """Raise float64 numbers in place; they must be normal (above 2e-308) and finite, and so must the results be."""
+    """Raise float64 numbers to a power in place; numbers and results must be normal (above 2e-308) and finite."""
     bits = base.view(np.int64)
     exponents = np.empty(len(base), np.float64)
-    for i in range(len(base)):  # one simple loop after the other: the compiler does several numbers at a time
+    for i in range(len(base)):  # separate simple loops, so that the compiler vectorizes them
         exponents[i] = np.float64((bits[i] >> 52) - _BIAS)
         bits[i] = (bits[i] & _MANTISSA) | (_BIAS << 52)
     for i in range(len(base)):

@@ -1,5 +1,7 @@
-"""Compiled: a batch by priority, and new priorities, each in one call. What a call of compiled code costs with all its arrays
-is a tenth of what a batch of 256 takes; what is done here is said in sumtree.py, ring_index.py and copy.py.
+"""Sample a batch by priority, or update priorities, in a single compiled call.
+
+Passing all arrays to one compiled function costs a tenth of the time of a batch of 256, so the steps of sumtree.py,
+ring_index.py and copy.py are fused here.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ def sample_by_priority(
     indices: np.ndarray,
     weights: np.ndarray,
 ) -> bool:
-    """Draw slots of parts first … last - 1, describe them, and copy their rows into `block`; False if all leaves are 0."""
+    """Sample slots of parts first … last - 1, compute their indices and weights, and copy their rows into `block`.
+
+    Returns False if all leaves are 0.
+    """
     flush_pending(leaves, nodes, starts, levels, waiting, value)
     drawn = np.empty(len(draws), np.float32)
     if not descend(leaves, nodes, starts, levels, capacity, parts[0], parts[1], draws, sources, slots, drawn):
@@ -56,7 +61,10 @@ def update_leaves(
     indices: np.ndarray,
     priorities: np.ndarray,
 ) -> tuple[int, float, int]:
-    """Set leaves by the indices of rows, unless an index is unknown or a priority unsound: what `prepare` says of them."""
+    """Set the leaves of rows by their indices, unless an index is unknown or a priority invalid.
+
+    Returns what `resolve_priority_update` returns.
+    """
     flush_pending(leaves, nodes, starts, levels, waiting, value)
     slots, values = np.empty(len(indices), np.int64), np.empty(len(indices), np.float32)
     unknown, largest, stale = resolve_priority_update(rings, capacity, shift, alpha, indices, priorities, slots, values)

@@ -1,7 +1,7 @@
-"""Compiled arithmetic on rings and priorities: indices of rows and back, leaves from priorities, importance weights.
+"""Compiled arithmetic on rings and priorities: slots to indices and back, priorities to leaves, importance weights.
 
-`rings` is int64 [4, parts]: size, cursor, added, lap. A row before the cursor was written in this lap, one behind it in the
-lap before. An index is (lap · capacity + position) · 2 ** shift + part.
+`rings` is int64 [4, parts]: size, cursor, added, lap. Rows before the cursor were written in the current lap, rows at
+or after it in the previous one. An index is (lap · capacity + position) · 2 ** shift + part.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from steppe.replay.kernels.copy import compiled, prefetch
 from steppe.replay.kernels.pow import power
 
-MIN_LEAF = float(np.finfo(np.float32).tiny)  # a positive priority never becomes a leaf of 0
+MIN_LEAF = float(np.finfo(np.float32).tiny)  # keeps a positive priority from becoming a leaf of 0
 MAX_LEAF = float(np.finfo(np.float32).max)
-MIN_NORMAL_PRIORITY = 1e-300  # of a priority: below it numbers have fewer digits
+MIN_NORMAL_PRIORITY = 1e-300  # smallest priority passed to `power`, which needs normal numbers
 SIZE, CURSOR, LAP = 0, 1, 3
 
 
@@ -23,7 +23,7 @@ SIZE, CURSOR, LAP = 0, 1, 3
 def sample_uniform(
     rings: np.ndarray, capacity: int, first: int, last: int, draws: np.ndarray, plan: np.ndarray, slots: np.ndarray
 ) -> None:
-    """Write slots at `draws` (uniform in [0, 1)) of all rows of parts first … last - 1, and ask for them in the cache."""
+    """Map `draws` (uniform in [0, 1)) to slots over all rows of parts first … last - 1, and prefetch those rows."""
     total = 0
     for part in range(first, last):
         total += rings[SIZE, part]
@@ -48,7 +48,7 @@ def compute_indices_and_weights(
     indices: np.ndarray,
     weights: np.ndarray,
 ) -> None:
-    """Write the indices of the rows at `slots`, and their importance weights by their leaves."""
+    """Write the indices of the rows at `slots`, and their importance weights computed from their leaves."""
     num_parts = rings.shape[1]
     for i in range(len(slots)):
         part = slots[i] // capacity if num_parts > 1 else 0
@@ -60,7 +60,7 @@ def compute_indices_and_weights(
 
 @compiled
 def compute_importance_weights(leaves: np.ndarray, beta: float, weights: np.ndarray) -> None:
-    """(N · P) ** -beta over its maximum in the batch (Schaul et al. 2016, 3.4); N and the total cancel out."""
+    """Write (N · P) ** -beta over its maximum in the batch (Schaul et al. 2016, 3.4); N and the total cancel out."""
     if not len(leaves):
         return
     least = np.float64(leaves.min())
@@ -76,7 +76,10 @@ def compute_importance_weights(leaves: np.ndarray, beta: float, weights: np.ndar
 def _find_slots(
     rings: np.ndarray, capacity: int, shift: int, indices: np.ndarray, slots: np.ndarray
 ) -> tuple[int, int]:
-    """Write the slots of indices, -1 where a row is gone; which index never was given out, or -1, and how many are gone."""
+    """Write the slots of indices, -1 for overwritten rows.
+
+    Returns the position of an index that was never issued (-1 if there is none), and the number of overwritten rows.
+    """
     unknown, stale = -1, 0
     mask = (1 << shift) - 1
     for i in range(len(indices)):
@@ -85,7 +88,7 @@ def _find_slots(
             unknown = i
             continue
         cursor = rings[CURSOR, part]
-        position = (indices[i] >> shift) - rings[LAP, part] * capacity  # in this lap; below 0: in an earlier one
+        position = (indices[i] >> shift) - rings[LAP, part] * capacity  # within this lap; negative: an earlier lap
         if position >= cursor:
             unknown = i
         elif position >= 0:
@@ -109,9 +112,10 @@ def resolve_priority_update(
     slots: np.ndarray,
     leaves: np.ndarray,
 ) -> tuple[int, float, int]:
-    """Write slots (-1 where the row is gone) and leaves; which index is unknown or -1, the largest priority, rows gone.
+    """Write slots (-1 for overwritten rows) and leaves.
 
-    The largest priority is -1 if one of them is negative, infinite or not a number.
+    Returns the position of an unknown index (-1 if there is none), the largest priority (-1 if any is negative,
+    infinite or NaN), and the number of overwritten rows.
     """
     unknown, stale = _find_slots(rings, capacity, shift, indices, slots)
     raised = np.empty(len(priorities), np.float64)

@@ -1,12 +1,12 @@
-"""A sum tree over priorities: draw a slot with probability leaf / total, in batches, in compiled code that releases the GIL.
+"""A sum tree over priorities: sample slots with probability leaf / total, in batches, in compiled code without the GIL.
 
-    leaves  float32 [parts, 16 · blocks]   one per slot; a leaf of 0 is never drawn
-    nodes   float64 [parts, …]             level 0 sums blocks of 16 leaves, each level above sums 8 nodes, the last is the root
-    starts  float64 [parts, …]             for each node, the sum of those before it in its group of 8: one cache line, one
-                                           comparison. Infinite where nothing is left, so that nothing empty is ever chosen
+    leaves  float32 [parts, 16 · blocks]   one per slot; a leaf of 0 is never sampled
+    nodes   float64 [parts, …]             level 0 sums blocks of 16 leaves, higher levels sum 8 nodes, up to the root
+    starts  float64 [parts, …]             for each node, the sum of those before it in its group of 8: one cache line,
+                                           one comparison. Infinite past the total: an empty node is never chosen
 
-Parents are recomputed from their children and never adjusted by differences, so every sum is a pure function of the leaves:
-no drift, and a tree rebuilt from its leaves is the same bit for bit. What a priority means is the caller's business.
+Parents are recomputed from their children and never adjusted by differences, so every sum is a pure function of the
+leaves: no drift, and a tree rebuilt from its leaves is bit-identical. Callers compute leaves from priorities.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NO_PREFETCH = np.empty((0, 2), np.int64)
 
 
 class SumTree:
-    """One tree for each of `num_parts` rings of `capacity` slots; slot = part * capacity + position."""
+    """A sum tree for each of `num_parts` rings of `capacity` slots; slot = part * capacity + position."""
 
     def __init__(self, capacity: int, num_parts: int = 1) -> None:
-        widths = [_round_up_to_fanout(-(-capacity // BLOCK))]  # padding nodes stay 0, so no bound is ever checked
+        widths = [_round_up_to_fanout(-(-capacity // BLOCK))]  # padding nodes stay 0 and need no bounds checks
         while widths[-1] > FANOUT:
             widths.append(_round_up_to_fanout(widths[-1] // FANOUT))
         self.capacity = capacity
@@ -41,10 +41,10 @@ class SumTree:
         self._leaves = zeros((num_parts, widths[0] * BLOCK), "float32", None)
         self._nodes = zeros((num_parts, sum(widths) + FANOUT), "float64", None)
         self._starts = zeros(self._nodes.shape, "float64", None)
-        self._waiting, self._value = np.zeros(3, np.int64), np.zeros(1, np.float32)  # part, from, to; their only value
-        self._numbers = self._waiting.data  # the same, read as plain numbers
-        self._given = self._value  # where that value came from
-        # What compiled code takes that begins with `settle`.
+        self._waiting, self._value = np.zeros(3, np.int64), np.zeros(1, np.float32)  # pending: part, start, end; value
+        self._numbers = self._waiting.data  # a memoryview: faster access from Python
+        self._given = self._value  # the array that the pending value came from
+        # Leading arguments of the compiled functions that flush pending leaves themselves.
         self.unsettled = (
             self._leaves, self._nodes, self._starts, self.levels, self._waiting, self._value, capacity,
         )  # fmt: skip
@@ -72,25 +72,28 @@ class SumTree:
         return roots
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-        """What the compiled code takes first: leaves, nodes, starts, where levels begin, and the slots of a part."""
+        """Return the leading arguments of compiled functions: leaves, nodes, starts, level offsets, slots per part."""
         self.settle()
         return self._leaves, self._nodes, self._starts, self.levels, self.capacity
 
     def assign(self, slots: np.ndarray, values: np.ndarray) -> None:
-        """Set leaves (int64 slots, float32 values); of duplicates the last one counts, and slots below 0 are left out."""
+        """Set leaves (int64 slots, float32 values); the last duplicate wins, and negative slots are skipped."""
         assign(*self.arrays(), slots, values)
 
     def fill(self, part: int, start: int, values: np.ndarray) -> None:
-        """Set the leaves of one part from position `start` on, without wrapping around."""
+        """Set the leaves of one part from position `start` on, without wraparound."""
         self.fill_all(part, start, start + len(values), values)
 
     def fill_all(self, part: int, start: int, end: int, values: np.ndarray) -> None:
-        """Set the leaves of one part from position `start` to `end`, to `values` or to the only one of them."""
+        """Set the leaves of one part from position `start` to `end`; a single value is used for all of them."""
         self.settle()
         self._fill(part, start, end, values)
 
     def extend(self, part: int, start: int, end: int, values: np.ndarray) -> None:
-        """The same, but leaves of one value wait until the tree is looked at: those that follow each other are summed once."""
+        """Set leaves like `fill_all`, but defer a single value until the tree is read.
+
+        Adjacent ranges with the same value are then summed once.
+        """
         waiting = self._numbers
         if values is self._given and waiting[2] == start and waiting[0] == part:
             waiting[2] = end
@@ -102,7 +105,7 @@ class SumTree:
             self.fill_all(part, start, end, values)
 
     def settle(self) -> None:
-        """Set the leaves that wait."""
+        """Set the pending leaves."""
         if self._numbers[1] < self._numbers[2]:
             flush_pending(self._leaves, self._nodes, self._starts, self.levels, self._waiting, self._value)
 
@@ -114,15 +117,16 @@ class SumTree:
     def descend(
         self, draws: np.ndarray, first: int, last: int, plan: np.ndarray = NO_PREFETCH
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Slots, and their leaves, at `draws` (uniform in [0, 1)) of the cumulated leaves of parts first … last - 1.
+        """Return the slots, and their leaves, at `draws` (uniform in [0, 1)) of the leaves of parts first … last - 1.
 
-        None if all of those leaves are 0. Rows of the columns in `plan` are on their way to the cache afterwards.
+        Each draw is a fraction of the cumulative sum. Returns None if all of those leaves are 0. Prefetches the sampled
+        rows of the columns in `plan`.
         """
         slots, drawn = np.empty(len(draws), np.int64), np.empty(len(draws), np.float32)
         return (slots, drawn) if descend(*self.arrays(), first, last, draws, plan, slots, drawn) else None
 
     def find(self, part: int, rests: np.ndarray, plan: np.ndarray = NO_PREFETCH) -> tuple[np.ndarray, np.ndarray]:
-        """Slots, and their leaves, that lie so far into the sum of one part, which is not empty."""
+        """Return the slots, and their leaves, at offsets `rests` into the sum of one part, which must not be 0."""
         slots, drawn = np.empty(len(rests), np.int64), np.empty(len(rests), np.float32)
         find(*self.arrays(), np.full(len(rests), part), np.array(rests, np.float64), plan, slots, drawn)
         return slots, drawn
@@ -133,13 +137,13 @@ class SumTree:
 
 
 def _round_up_to_fanout(count: int) -> int:
-    """So many nodes in whole groups."""
+    """Round a number of nodes up to a multiple of FANOUT."""
     return -(-count // FANOUT) * FANOUT
 
 
 @compiled
 def _sum_group(nodes: np.ndarray, starts: np.ndarray, part: int, below: int, level: int, node: int) -> None:
-    """Recompute a node of the level that begins at `level`, and the starts of its group in the level below."""
+    """Recompute a node of the level that begins at `level`, and the starts of its children in the level below."""
     group = (part * nodes.shape[1] + below + node * FANOUT) * 8
     nodes[part, level + node] = group_sum(np.int64(nodes.ctypes.data) + group, np.int64(starts.ctypes.data) + group)
 
@@ -178,7 +182,7 @@ def flush_pending(
     waiting: np.ndarray,
     value: np.ndarray,
 ) -> None:
-    """Set the leaves that wait: of part waiting[0] those from waiting[1] to waiting[2], which then wait no more."""
+    """Set the pending leaves, if any: those of part waiting[0] from waiting[1] to waiting[2]."""
     if waiting[1] < waiting[2]:
         _fill(leaves, nodes, starts, levels, waiting[0], waiting[1], waiting[2], value)
         waiting[1] = waiting[2]
@@ -213,7 +217,7 @@ def assign(
     for level in range(1, len(levels)):
         below = levels[level - 1]
         width = (levels[level] - below) // FANOUT
-        if width * num_parts <= count:  # each one once is less work than one for each slot
+        if width * num_parts <= count:  # recomputing the whole level once is less work
             for part in range(num_parts):
                 for node in range(width):
                     _sum_group(nodes, starts, part, below, levels[level], node)
@@ -227,7 +231,7 @@ def assign(
 def choose_parts(
     nodes: np.ndarray, top: int, first: int, last: int, draws: np.ndarray, parts: np.ndarray, rests: np.ndarray
 ) -> bool:
-    """Choose a part for each draw (uniform in [0, 1)), and how far into its sum; False if all are empty."""
+    """Write the part of each draw (uniform in [0, 1)) and the offset into its sum; return False if all are empty."""
     ends = np.empty(last - first, np.float64)
     total = 0.0
     for part in range(first, last):
@@ -263,7 +267,10 @@ def descend(
     slots: np.ndarray,
     drawn: np.ndarray,
 ) -> bool:
-    """Write slots and their leaves; False if all leaves are 0. Rows of the columns in `plan` (kernels.gather's) are asked for."""
+    """Write slots and their leaves, and prefetch their rows; return False if all leaves are 0.
+
+    Each row of `plan` is the address and the row stride, in bytes, of a column to prefetch.
+    """
     parts = np.empty(len(draws), np.int64)
     rests = np.empty(len(draws), np.float64)
     if not choose_parts(nodes, levels[-1], first, last, draws, parts, rests):
@@ -285,17 +292,17 @@ def find(
     slots: np.ndarray,
     drawn: np.ndarray,
 ) -> None:
-    """Write the slots, and their leaves, that lie `rests` into the sums of `parts`; the rests are used up.
+    """Write the slots, and their leaves, at offsets `rests` into the sums of `parts`; `rests` is overwritten.
 
-    The child is the last one whose start `rest` has passed: no branches to mispredict, and an empty child is never it, as
-    the start behind it is passed together with its own, or its own is infinite. So rounding that leaves `rest` at or above
-    the sum of a group leads to its last child that is not empty.
+    The chosen child is the last one whose start is not above `rest`, which needs no branches. It is never empty: the
+    start of the child after an empty one equals its own, or its own start is infinite. If rounding leaves `rest` at or
+    above the sum of a group, its last non-empty child is chosen.
     """
     count = len(rests)
     stride = np.int64(starts.shape[1]) * 8
     for i in range(count):
         slots[i] = 0
-    for level in range(len(levels) - 2, -1, -1):  # level by level for the whole batch, so that cache misses overlap
+    for level in range(len(levels) - 2, -1, -1):  # whole batch per level, so that cache misses overlap
         begin = np.int64(starts.ctypes.data) + levels[level] * 8
         for i in range(count):
             at = begin + parts[i] * stride + slots[i] * (FANOUT * 8)

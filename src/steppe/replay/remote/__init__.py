@@ -1,1 +1,1 @@
-"""Replay in roles of its own: the learner's client and the server."""
+"""Replay in separate roles: the learner's client and the replay server."""

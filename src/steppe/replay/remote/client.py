@@ -1,11 +1,12 @@
-"""A pool whose buffers lie elsewhere, one in each replay role, seen from the learner: same writes, same draws, same bits.
+"""The learner's client of a remote replay pool, with one buffer (shard) per replay role.
 
-    learner   routes rows to shelves · draws numbers, and by the shelves' sums whose they are · puts the batch together
-    shelf     owns the rows of one buffer and their tree (server.py) · finds what lies so far into its sum · writes it down
+    learner   routes rows to shards · maps random numbers to shards by their priority sums · assembles the batch
+    shard     owns the rows of one buffer and their sum tree (server.py) · finds rows by offset in its sum · saves them
 
-The learner alone asks, each shelf answers in the order it was asked, and says with every answer how large its sum is. So all
-that a draw depends on is known here, and a batch is the one that a ReplayBufferPool of as many buffers would have given,
-whoever is faster. At most MOST questions to a shelf are under way: a slow shelf slows the learner, and that its actors.
+Only the learner sends requests. A shard replies in order, and every reply contains its current priority sum. The
+learner therefore knows everything that sampling depends on: a batch is bit-identical to that of a local
+ReplayBufferPool with as many buffers, independent of timing. At most MAX_IN_FLIGHT requests per shard are in flight:
+this is backpressure from a slow shard to the learner, and from the learner to its actors.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from steppe.replay.kernels.ring_index import SIZE, compute_importance_weights, s
 from steppe.replay.kernels.sumtree import NO_PREFETCH, choose_parts
 from steppe.replay.store.gather import BatchBuffer, BatchGatherer
 
-MAX_IN_FLIGHT = 2  # questions to one shelf that wait for their answers
+MAX_IN_FLIGHT = 2  # requests to one shard without a reply yet
 ERROR_TYPES: dict[str, Callable[[str], Exception]] = {
     "DiskFull": DiskFull, "DamagedFile": DamagedFile, "UsageError": UsageError, "MemoryError": MemoryError,
 }  # fmt: skip
 
 
 class _ShardClient:
-    """One shelf: what was asked and not answered yet, and what it said of itself last."""
+    """Client of one shard: counts requests in flight and keeps the statistics of the last reply."""
 
     def __init__(self, line: RpcClient) -> None:
         self._line, self._waiting = line, 0
         self.total, self.size, self.stale = 0.0, 0, 0
 
     def ask(self, **question: Any) -> None:
-        """Ask without waiting for the answer, if there is room for another question."""
+        """Send a request without waiting for its reply; block while MAX_IN_FLIGHT requests are in flight."""
         while self._waiting >= MAX_IN_FLIGHT:
             self._hear()
         self._line.send(codec.pack(question, sealed=False))
         self._waiting += 1
 
     def answer(self) -> Tree:
-        """What it said to the last question, when it has answered them all."""
+        """Wait for all pending replies; return the last one, or an empty dictionary if none was pending."""
         told: Tree = {}
         while self._waiting:
             told = self._hear()
@@ -66,14 +67,14 @@ class _ShardClient:
 
 
 class RemoteReplayStore:
-    """What a Store is to a learner's memory, over shelves of `capacity` rows each."""
+    """The part of ReplayStore that the learner's memory uses, over remote shards of `capacity` rows each."""
 
     def __init__(self, lines: Sequence[RpcClient], capacity: int, alpha: float | None) -> None:
         self.capacity, self.num_parts, self.alpha = capacity, len(lines), alpha
         self.shift = (len(lines) - 1).bit_length()
         self.lock = threading.RLock()
         self.fields: tuple[FieldSpec, ...] = ()
-        self.columns: dict[str, np.ndarray] = {}  # one row each, to say how batches lie
+        self.columns: dict[str, np.ndarray] = {}  # one row each, only to define the layout of batches
         self.stacked: tuple[str, ...] = ()
         self.frames, self.disk = None, None
         self.max_priority = 1.0
@@ -85,7 +86,7 @@ class RemoteReplayStore:
 
     @property
     def stale(self) -> int:
-        """Priorities that came too late, as far as is known."""
+        """Number of stale priority updates, as of the last replies."""
         return sum(shelf.stale for shelf in self._shards)
 
     @property
@@ -95,16 +96,16 @@ class RemoteReplayStore:
         return any(shelf.total > 0 for shelf in self._shards)
 
     def allocate(self, fields: Sequence[FieldSpec]) -> None:
-        """Take note of the columns; the shelves have made theirs by the same configuration."""
+        """Record the columns; the shards allocate theirs from the same configuration."""
         self.fields = tuple(fields)
         self.columns = {f.name: np.empty((1, *f.shape), f.dtype) for f in fields}
 
     def batch_buffer(self, count: int) -> BatchBuffer:
-        """Memory for `count` rows."""
+        """Return reusable arrays for `count` rows."""
         return BatchGatherer(self.fields, self.columns, (), None).batch_buffer(count)
 
     def write(self, part: int, block: Mapping[str, np.ndarray], priorities: np.ndarray | None = None) -> int:
-        """Append rows to one shelf; see Store.write."""
+        """Append rows to one shard; see ReplayStore.write."""
         rows = {f.name: block[f.name] for f in self.fields}
         self._shards[part].ask(do="write", rows=rows, priorities=priorities, largest=self.max_priority)
         if priorities is not None:
@@ -112,7 +113,7 @@ class RemoteReplayStore:
         return len(block[self.fields[0].name])
 
     def batch(self, stream: np.random.Generator, count: int, batch_buffer: BatchBuffer, beta: float) -> Batch:
-        """`count` draws over the rows of all shelves; see Store.batch."""
+        """Sample `count` rows over all shards; see ReplayStore.batch."""
         leaves, indices = np.empty(count, np.float32), np.empty(count, np.int64)
         for places, told in self.draw(stream, count, leaves, indices):
             for name, rows in told["columns"].items():
@@ -124,7 +125,10 @@ class RemoteReplayStore:
     def draw(
         self, stream: np.random.Generator, count: int, leaves: np.ndarray, indices: np.ndarray
     ) -> Iterator[tuple[np.ndarray, Tree]]:
-        """For each shelf that something was drawn from: which of the draws, and what it told of them."""
+        """Sample `count` rows; yield, for each shard involved, their positions in the batch and the shard's reply.
+
+        Fills `indices` and, with priorities, `leaves`.
+        """
         self._settle()
         parts, at = self._choose(stream.random(count))
         places = [np.flatnonzero(parts == part) for part in range(self.num_parts)]
@@ -139,7 +143,7 @@ class RemoteReplayStore:
             yield places[part], told
 
     def _choose(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whose each of the draws (uniform in [0, 1)) is, and how far into its sum, or which of its rows."""
+        """Map draws (uniform in [0, 1)) to a shard each, and an offset into its sum or, without priorities, a row."""
         if self.alpha is None:
             rings, slots = np.zeros((4, self.num_parts), np.int64), np.empty(len(draws), np.int64)
             rings[SIZE] = [shelf.size for shelf in self._shards]
@@ -152,13 +156,13 @@ class RemoteReplayStore:
         return parts, rests
 
     def weights(self, leaves: np.ndarray, beta: float) -> np.ndarray:
-        """The importance weights of a batch."""
+        """Return the importance weights of a batch."""
         weights = np.empty(len(leaves), np.float32)
         compute_importance_weights(leaves, beta, weights)
         return weights
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
-        """Give rows new priorities by their indices; see Store.prioritize."""
+        """Set the priorities of rows by their indices; see ReplayStore.update_priorities."""
         parts, rows = indices & ((1 << self.shift) - 1), indices >> self.shift
         for part, shelf in enumerate(self._shards):
             if len(own := np.flatnonzero(parts == part)):
@@ -166,7 +170,7 @@ class RemoteReplayStore:
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
 
     def load(self) -> None:
-        """Bring compiled code into memory now; the shelves do so when they are made."""
+        """Load the compiled kernels now, not with the first batch; shards do so when they are created."""
         if self.alpha is None:
             sample_uniform(np.zeros((4, 1), np.int64), 1, 0, 1, np.empty(0), NO_PREFETCH, np.empty(0, np.int64))
         else:
@@ -174,13 +178,13 @@ class RemoteReplayStore:
             self.weights(np.empty(0, np.float32), 1.0)
 
     def state(self) -> Tree:
-        """Copies of everything that the shelves hold."""
+        """Return copies of everything that the shards hold."""
         for shelf in self._shards:
             shelf.ask(do="state")
         return {"shelves": [shelf.answer()["state"] for shelf in self._shards], "max_priority": self.max_priority}
 
     def live_state(self) -> Tree:
-        """The same for a checkpoint, into which each shelf writes its own rows."""
+        """Return the state for a checkpoint, into which each shard writes its own rows."""
         rows = [NestedBundle(line.name, partial(self._save, part)) for part, line in enumerate(self._lines)]
         return {"shelves": rows, "max_priority": self.max_priority}
 
@@ -189,7 +193,7 @@ class RemoteReplayStore:
         return self._shards[part].answer
 
     def restore(self, state: Tree) -> None:
-        """Let the shelves take over what they wrote down, or told."""
+        """Let the shards restore what `state` returned or what they saved for `live_state`."""
         saved = state.get("shelves", ())
         if len(saved) != self.num_parts:
             raise UsageError(f"the saved replay lies in {len(saved)} roles, not {self.num_parts}: use as many")
@@ -200,13 +204,13 @@ class RemoteReplayStore:
         self.max_priority = float(state["max_priority"])
 
     def _settle(self) -> None:
-        """Wait until every question is answered."""
+        """Wait for the replies to all requests."""
         for shelf in self._shards:
             shelf.answer()
 
 
 class RemoteReplayPool:
-    """What a ReplayBufferPool is to a learner's memory, over shelves: rows go to each in turn."""
+    """The part of ReplayBufferPool that the learner's memory uses, over remote shards with round-robin routing."""
 
     routing = "round_robin"
     experience_keys: tuple[str, ...] | None = None
@@ -218,9 +222,9 @@ class RemoteReplayPool:
         self.turn = 0
 
     def route(self, source: int | None = None) -> int:
-        """The shelf that the next rows belong on."""
+        """Return the shard for the next rows."""
         return self.turn
 
     def routed(self) -> None:
-        """Count a block that went where `route` said."""
+        """Advance the round-robin routing after a block was written to the shard that `route` returned."""
         self.turn = (self.turn + 1) % self.num_buffers

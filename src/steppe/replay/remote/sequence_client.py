@@ -1,4 +1,4 @@
-"""Sequence replay over shelves: each lays the windows of its own rows, and here they become one batch."""
+"""Sequence replay over remote shards: each shard fills the windows of its own rows, the learner joins them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steppe.replay.sequence_windows import SequenceBatchBuffer, SequenceReplay
 
 
 class RemoteSequenceReplay(SequenceReplay):
-    """As SequenceReplay, of a pool whose buffers lie elsewhere."""
+    """SequenceReplay over a RemoteReplayPool."""
 
     def draw(self, stream: np.random.Generator, into: SequenceBatchBuffer, beta: float) -> Batch:
         store = self.store

@@ -1,4 +1,4 @@
-"""A shelf: one buffer of a pool, in a role of its own, that does what the learner's FarPool (client.py) asks in messages."""
+"""A replay shard: one buffer of a pool, in its own role, that serves the learner's RemoteReplayPool (client.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steppe.replay.store.files import FORMAT, PoolDescription, read_save, write_
 
 
 class ReplayShard:
-    """Owns the rows of one buffer; with `sequences`, drawn rows are starts of windows."""
+    """Own the rows of one buffer and serve requests; with `sequences`, sampled rows are sequence starts."""
 
     def __init__(self, pool: ReplayBufferPool, sequences: SequenceReplay | None) -> None:
         self.pool, self.store, self.sequences = pool, pool.store, sequences
@@ -35,11 +35,14 @@ class ReplayShard:
         self.store.load()
 
     def answer(self, question: codec.Buffer) -> bytes:
-        """Do what is asked; the answer also says what the shelf's draws depend on. What goes wrong is told the same way."""
+        """Handle a packed request and return the packed reply.
+
+        The reply includes the priority sum and size that sampling depends on, or the error, which the client raises.
+        """
         asked = codec.unpack(question, sealed=False)
         try:
             told = self._handlers[asked.pop("do")](**asked)
-        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+        except Exception as error:  # noqa: BLE001 - the client raises it
             message = str(error) if isinstance(error, SteppeError) else "".join(traceback.format_exception(error))
             return codec.pack({"error": type(error).__name__, "message": message}, sealed=False)
         store = self.store

@@ -1,1 +1,1 @@
-"""Where experience is stored: columns in memory or on disk, batches out of them, snapshots."""
+"""Storage of experience: columns in memory or on disk, batches gathered from them, snapshots."""

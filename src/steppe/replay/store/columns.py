@@ -1,8 +1,8 @@
-"""How the columns of a store lie in memory: each by itself, or those of single numbers side by side in one array.
+"""Memory layout of a store's columns: each in its own array, or all scalar columns interleaved in one array.
 
-Side by side a draw waits for one cache line instead of one for each of them (a cycle of a million prioritized rows takes 10 %
-less), while a block of 1,024 rows takes 1 µs longer to write. So stores with priorities, which are there to be drawn from,
-have it, and others do not.
+With interleaving, reading a sampled row loads one cache line instead of one per scalar column (a cycle of a million
+prioritized rows takes 10 % less time), while writing a block of 1,024 rows takes 1 µs longer. Stores with priorities
+interleave, others do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steppe.replay.store.frames import find_frame_stacks
 def make_columns(
     fields: Sequence[FieldSpec], rows: int, *, interleaved: bool, disk: Path | None
 ) -> dict[str, np.ndarray]:
-    """Zeros for each field, in order; stacks whose frames are kept apart have int32 ids instead."""
+    """Return a zero-filled column per field, in order; deduplicated frame stacks get a column of int32 frame ids."""
     _, stacked = find_frame_stacks(fields)
     numbers = _scalar_fields(fields) if interleaved else []
     together = zeros((rows,), _row_dtype(numbers), disk) if numbers else None
@@ -37,7 +37,10 @@ def make_columns(
 
 
 def bytes_per_row(fields: Sequence[FieldSpec], *, interleaved: bool) -> int:
-    """What a row takes in a store: of stacks, their ids and a frame, with a quarter of one for the starts of episodes."""
+    """Return the bytes of a stored row.
+
+    Frame stacks count with their ids and 1.25 frames per row; the quarter covers the starts of episodes.
+    """
     frame, stacked = find_frame_stacks(fields)
     numbers = _scalar_fields(fields) if interleaved else []
     plain = _row_dtype(numbers).itemsize + sum(f.nbytes for f in fields if f not in numbers and f.name not in stacked)
@@ -47,7 +50,7 @@ def bytes_per_row(fields: Sequence[FieldSpec], *, interleaved: bool) -> int:
 
 
 def _scalar_fields(fields: Sequence[FieldSpec]) -> list[FieldSpec]:
-    """The fields of single numbers, the longest first, so that little is lost to alignment."""
+    """Return the scalar fields, largest first to minimize padding."""
     return sorted((f for f in fields if not f.shape), key=lambda f: -f.nbytes)
 
 

@@ -1,6 +1,7 @@
-"""Columns that lie on disk: arrays over files without a name, which are gone when their process is, however it ends.
+"""Columns on disk: arrays over unnamed temporary files, which disappear with their process, however it ends.
 
-The system keeps in memory what is used; how fast rows come is then up to the disk. Saves are made as of any other column.
+The page cache keeps frequently used rows in memory; otherwise the disk limits the speed. Saves work as for columns in
+memory.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import numpy as np
 from steppe.core.contracts.errors import ConfigError, DiskFull
 from steppe.core.io.atomic_files import is_disk_full
 
-# Bytes that come from memory at once: a row no longer than that never needs two of them for want of alignment.
+# Bytes of a cache line. Columns are aligned to it, so that a row of at most this size need not span two lines.
 CACHE_LINE = 64
 
 
 def zeros(shape: tuple[int, ...], dtype: str | np.dtype[Any], directory: Path | None) -> np.ndarray:
-    """Zeros in memory, or in a file of `directory` with its room reserved: a disk full later cannot end the process."""
+    """Return zeros in memory, or in a file in `directory`.
+
+    The file's space is reserved, so that a full disk cannot kill the process later.
+    """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if directory is None:
         room = np.zeros(size + CACHE_LINE, np.uint8)

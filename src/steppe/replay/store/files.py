@@ -1,11 +1,11 @@
-"""Saved buffers: a bundle per save, whole or absent, whose big columns are shared with the save before as far as they can be.
+"""Saved buffers: an atomic bundle per save, which shares unchanged rows with the previous save.
 
-    DIR/save-<n>/manifest.json    written by core/io/atomic_files.py: size and SHA-256 of each of the files that follow
+    DIR/save-<n>/manifest.json    written by core/io/atomic_files.py: size and SHA-256 of each of the files below
     DIR/save-<n>/pool.json        format, number of buffers, capacity, kind
-    DIR/save-<n>/state.bin        counters, cursors, random streams (core/io/codec.py)
-    DIR/save-<n>/rows.json        which column's rows lie where, and their SHA-256 (core/io/row_chunks.py); the rows are in *.rows
+    DIR/save-<n>/state.bin        counters, cursors, random states (core/io/codec.py)
+    DIR/save-<n>/rows.json        location and SHA-256 of each column's rows (core/io/row_chunks.py), stored in *.rows
 
-docs/replay-format.md has the details, and those of format 1, which is still read. Nothing is pickled.
+docs/replay-format.md describes this format, and format 1, which can still be read. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAVES = "#leaves"
 
 
 class PoolDescription(msgspec.Struct, frozen=True):
-    """What kind of pool was saved."""
+    """The kind and size of a saved pool."""
 
     format: int
     num_buffers: int
@@ -41,7 +41,7 @@ class PoolDescription(msgspec.Struct, frozen=True):
 
 
 class RingV1(msgspec.Struct, frozen=True):
-    """Format 1: one buffer's fill."""
+    """Format 1: the fill of one buffer."""
 
     size: int
     cursor: int
@@ -49,7 +49,7 @@ class RingV1(msgspec.Struct, frozen=True):
 
 
 class PoolDescriptionV1(msgspec.Struct, frozen=True):
-    """Format 1: what a saved store consists of; `extra` has the rest, as JSON text."""
+    """Format 1: description of a saved store; `extra` holds the remaining state as JSON text."""
 
     format: int
     capacity: int
@@ -60,7 +60,7 @@ class PoolDescriptionV1(msgspec.Struct, frozen=True):
 
 
 def save_state(directory: Path, state: Tree, description: PoolDescription) -> None:
-    """Write a tree with `Store.live_state` in it; a reader sees either this save or the one before."""
+    """Write a tree that contains `ReplayStore.live_state`; a reader sees either this save or the previous one."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         remove_temporary_files(directory)
@@ -76,7 +76,7 @@ def save_state(directory: Path, state: Tree, description: PoolDescription) -> No
 
 
 def write_save(save: Path, state: Tree, description: PoolDescription, before: Path | None) -> None:
-    """Write one save; rows that have not changed since the one before are shared with it."""
+    """Write one save; rows that are unchanged since the save `before` are shared with it."""
     rings: list[Ring] = []
     plain = row_chunks.extract_rings(state, rings)
     files = {POOL: msgspec.json.encode(description), STATE: codec.pack(plain)}
@@ -84,7 +84,7 @@ def write_save(save: Path, state: Tree, description: PoolDescription, before: Pa
 
 
 def load_state(directory: Path) -> tuple[Tree, PoolDescription]:
-    """What the newest save holds: the tree again, its rings still on disk, and everything but their rows checked."""
+    """Return the newest save's tree, with its rings still on disk. Everything except their rows is verified."""
     saves = _saves(directory)
     if not saves:
         raise UsageError(f"there are no saved buffers at {directory}: save_buffers() makes them")
@@ -92,7 +92,7 @@ def load_state(directory: Path) -> tuple[Tree, PoolDescription]:
 
 
 def read_save(save: Path) -> tuple[Tree, PoolDescription]:
-    """What `write_save` wrote, in the same way."""
+    """Return what `write_save` wrote, as `load_state` does."""
     files = read_bundle(save)
     path = save / POOL
     if _format(path, files.get(POOL, b"")) == 1:
@@ -109,7 +109,7 @@ def read_save(save: Path) -> tuple[Tree, PoolDescription]:
 
 
 def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, PoolDescription]:
-    """All columns of a buffer in one safetensors file, read whole."""
+    """Read format 1: one safetensors file per buffer, with all its columns."""
     old = _decoded(save / POOL, files[POOL], PoolDescriptionV1)
     _require_sound(save / POOL, old)
     if len(files) != len(old.rings) + 1 or not all(_file(part) in files for part in range(len(old.rings))):
@@ -136,7 +136,7 @@ def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, PoolDescr
 
 
 def column_names(store: Tree) -> list[str]:
-    """The columns of a saved store, of either format."""
+    """Return the column names of a saved store of either format."""
     if "columns" in store:
         return list(store["columns"])
     return [name for name, _, _ in store["rings"][0].record.columns]
@@ -154,7 +154,7 @@ def _number(path: Path) -> int:
 
 
 def _saves(directory: Path) -> list[Path]:
-    """Complete saves, oldest first."""
+    """Return the complete saves, oldest first."""
     found = [path for path in directory.glob("save-*") if path.name.removeprefix("save-").isdecimal()]
     return sorted(found, key=_number)
 

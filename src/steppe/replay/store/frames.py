@@ -1,11 +1,11 @@
-"""Frames of stacked images, each kept once however many stacks it is part of.
+"""Deduplicated frames of stacked images: each frame is stored once, however many stacks contain it.
 
-    stacks [n, 4, 84, 84]  ──put──▶  ids int32 [n, 4]   what a Store keeps in place of the stacks
+    stacks [n, 4, 84, 84]  ──put──▶  ids int32 [n, 4]   what a ReplayStore stores in place of the stacks
                                       │
-    data   [F, 84, 84]     ◀──────────┘   refs: how many ids point at a frame; none: its place is free
+    data   [F, 84, 84]     ◀──────────┘   refs: number of ids that refer to a frame; 0: its position is free
 
-A frame is recognised by its content, among those that came lately. So neither episodes, nor the order in which environments
-take turns, nor what fills a stack at the start of an episode matter here: a stack comes out exactly as it went in.
+Frames are recognised by content, among recent ones. Episode boundaries, the interleaving of environments and the
+padding of stacks at the start of an episode therefore do not matter: a stack is returned exactly as it was stored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from steppe.core.io.rings import SaveHistory
 from steppe.replay.kernels.copy import compiled, copy_bytes
 from steppe.replay.store.disk_columns import zeros
 
-SLACK = 2048  # frames beyond two for each row: what streams and a block under way hold besides
-HASH_TABLE_SIZE = 1 << 18  # places for recent frames; a frame that takes another's costs memory, never content
-MIN_FRAME_BYTES = 256  # smaller frames than this are stored in their stacks: ids would take as much
+SLACK = 2048  # frames beyond two per row, for parallel streams and for a block that is being written
+HASH_TABLE_SIZE = 1 << 18  # entries for recent frames; a collision costs memory (a duplicate frame), never correctness
+MIN_FRAME_BYTES = 256  # smaller frames are stored in their stacks: their ids would take as much memory
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
 
 class FrameStore:
-    """Room for the frames of `num_rows` rows with `per_row` frames each, neighbours sharing most of theirs."""
+    """Storage for the frames of `num_rows` rows with `per_row` frames each, where adjacent rows share most frames."""
 
     def __init__(
         self, num_rows: int, per_row: int, shape: tuple[int, ...], dtype: str, disk: Path | None = None
@@ -44,36 +44,36 @@ class FrameStore:
             need = room * self.frame_bytes
             raise ConfigError(f"{room:,} frames need {need:,} bytes, which cannot be had: lower the size") from None
         self.refs = np.zeros(room, np.int32)
-        self.written = np.zeros(room, np.int64)  # the value of `count` when a place was last written
+        self.written = np.zeros(room, np.int64)  # value of `count` when a position was last written
         self.history = SaveHistory()
         self._word = np.uint64 if self.frame_bytes % 8 == 0 else np.uint8
         self._words = self.data.reshape(room, -1).view(self._word)
         self.clear()
 
     def __len__(self) -> int:
-        """How many frames are kept."""
+        """Return the number of stored frames."""
         return int(self._heads[1] - self._heads[0])
 
     @property
     def high(self) -> int:
-        """Places ever in use: those beyond were never touched."""
+        """Number of positions ever used; those beyond were never touched."""
         return int(self._heads[1])
 
     @property
     def count(self) -> int:
-        """Frames ever written."""
+        """Number of frames ever written."""
         return int(self._heads[2])
 
     def clear(self) -> None:
-        """Forget every frame."""
+        """Remove all frames."""
         self.history.reset()
         self.refs.fill(0)
         self._free = np.empty(len(self.refs), np.int32)
-        self._heads = np.zeros(3, np.int64)  # places on the free list, places ever in use, frames ever written
+        self._heads = np.zeros(3, np.int64)  # length of the free list, `high`, `count`
         self._table = np.full(HASH_TABLE_SIZE, -1, np.int32)
 
     def put(self, stacks: np.ndarray, frames: int) -> np.ndarray:
-        """Ids [n, frames] of the frames that `stacks` [n, frames * unit, …] consist of, each held once more."""
+        """Store the frames of `stacks` [n, frames * unit, …], or add references; return their ids [n, frames]."""
         words = np.ascontiguousarray(stacks, self.dtype).reshape(len(stacks) * frames, -1).view(self._word)
         ids = np.empty(len(words), np.int32)
         stored = _put(
@@ -88,40 +88,43 @@ class FrameStore:
         return ids.reshape(len(stacks), frames)
 
     def hold(self, ids: np.ndarray) -> None:
-        """Count one more holder of each id."""
+        """Add a reference to each id."""
         np.add.at(self.refs, ids.ravel(), 1)
 
     def drop(self, ids: np.ndarray) -> None:
-        """Let go of ids; what nobody holds any more makes room."""
+        """Release a reference to each id; frames without references are freed."""
         _drop(self.refs, self._free, self._heads, np.ascontiguousarray(ids).reshape(-1))
 
     def restore(self, rows: np.ndarray) -> None:
-        """Begin anew with `rows` at places 0, 1, …, which nobody holds yet: `hold` what is held, then `sweep`."""
+        """Replace the content by `rows` at positions 0, 1, …, without references.
+
+        Call `hold` for the frames in use afterwards, then `sweep`.
+        """
         self.clear()
         self.data[: len(rows)] = rows
         self.written[: len(rows)] = np.arange(1, len(rows) + 1)
         self._heads[1:] = len(rows)
 
     def adopt(self, high: int, count: int) -> None:
-        """Begin anew with what has been put into the first `high` places, `count` frames having been written by then."""
+        """Adopt the frames that were read into the first `high` positions of `data`; `count` were ever written."""
         self.clear()
         self.written[:high] = 0
         self._heads[1:] = high, count
 
     def sweep(self) -> None:
-        """Make room of the places that nobody holds."""
+        """Free all positions without references."""
         unused = np.flatnonzero(self.refs[: self.high] == 0)[::-1]
         self._free[: len(unused)] = unused
         self._heads[0] = len(unused)
 
 
 def frame_shape(field: FieldSpec) -> tuple[int, ...]:
-    """The shape of one of a stack's frames."""
+    """Return the shape of one frame of a stack."""
     return (field.shape[0] // field.frames, *field.shape[1:])
 
 
 def find_frame_stacks(fields: Sequence[FieldSpec]) -> tuple[FieldSpec | None, tuple[str, ...]]:
-    """The first stack of frames worth storing once each, and the names of all fields like it."""
+    """Return the first field whose frames are worth deduplicating (or None), and the names of all fields like it."""
     first = next((f for f in fields if f.frames > 1 and f.nbytes >= MIN_FRAME_BYTES * f.frames), None)
     if first is None:
         return None, ()
@@ -162,7 +165,7 @@ def _put(
     ids: np.ndarray,
     frame_bytes: int,
 ) -> int:
-    """Ids of the frames in `words`; how many of them there was room for."""
+    """Write the ids of the frames in `words`; return how many frames could be stored."""
     target, source = np.int64(data.ctypes.data), np.int64(words.ctypes.data)
     for row in range(len(words)):
         spot = np.int64(_hash_frame(words, row)) % len(table)

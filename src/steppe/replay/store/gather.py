@@ -1,4 +1,4 @@
-"""Batches out of columns: one block of memory per batch, its columns side by side, filled by one compiled call."""
+"""Gather batches from columns: one compiled call fills one block of memory, which holds all columns of a batch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from steppe.replay.kernels.copy import gather, gather_stacks
 from steppe.replay.store.disk_columns import CACHE_LINE
 from steppe.replay.store.frames import FrameStore
 
-REUSED_BYTES = 1 << 17  # from here on new memory is new pages, which take longer than the copy into them
+REUSED_BYTES = 1 << 17  # larger blocks are reused: faulting in new pages takes longer than the copy
 MAX_SPARE_BLOCKS = 3
-UNREFERENCED = 3  # references to a block that nobody holds: the list's, the loop's and the one of asking
+UNREFERENCED = 3  # reference count of an unused block: the list, the loop variable and getrefcount's argument
 MAX_CACHED_LAYOUTS = 64
-MAX_DTYPE_BYTES = 2**31 - 1  # bytes that a dtype can have
+MAX_DTYPE_BYTES = 2**31 - 1  # largest itemsize of a dtype
 
 
 @dataclass(frozen=True)
 class BatchBuffer:
-    """Memory for one batch: `columns` are views on `block`."""
+    """Memory for one batch: `columns` are views of `block`."""
 
     block: np.ndarray
     columns: dict[str, np.ndarray]
@@ -32,21 +32,21 @@ class BatchBuffer:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How batches of one size lie in a block."""
+    """Memory layout of batches of one size within a block."""
 
     views: tuple[tuple[str, tuple[int, ...], np.dtype[Any], int], ...]  # name, shape, dtype, offset
-    whole: np.dtype[Any] | None  # the same as one dtype: five columns out of it take as long as two by themselves
-    plan: np.ndarray  # for kernels.gather
+    whole: np.dtype[Any] | None  # the same as one dtype: five views of it take as long as two separate arrays
+    plan: np.ndarray  # for kernels/copy.gather
     stacks: np.ndarray  # offsets of stacked columns
     ids_plan: np.ndarray
     nbytes: int
-    slots: np.ndarray  # room for those of a batch, and for the numbers they are drawn by
+    slots: np.ndarray  # reused for each batch, like `draws`, the random numbers
     draws: np.ndarray
     spare: list[np.ndarray] = field(default_factory=list)
 
 
 class BatchGatherer:
-    """Knows where the columns lie. Not safe for two threads at once: a store's lock is around it."""
+    """Gather rows of fixed columns into batches. Not thread-safe: the store's lock protects it."""
 
     def __init__(
         self,
@@ -61,27 +61,27 @@ class BatchGatherer:
         self.sources = _cache_line_addresses(columns.values())
 
     def batch_buffer(self, count: int) -> BatchBuffer:
-        """Memory of its own for `count` rows."""
+        """Return new memory for `count` rows."""
         layout = self._layout(count)
         block = np.empty(layout.nbytes, np.uint8)
         return BatchBuffer(block, _columns(layout, block))
 
     def __call__(self, slots: np.ndarray, batch_buffer: BatchBuffer | None = None) -> dict[str, np.ndarray]:
-        """The rows at `slots`."""
+        """Return the rows at `slots`, in `batch_buffer` if given."""
         layout, block = self.room(len(slots), batch_buffer)
         if not gather(layout.plan, self._num_rows, slots, block):
             raise IndexError(f"slots lie in [0, {self._num_rows})")
         return self.finished(slots, layout, block, batch_buffer)
 
     def room(self, count: int, batch_buffer: BatchBuffer | None) -> tuple[BatchLayout, np.ndarray]:
-        """How `count` rows are to lie, and where: in a tray's block, or one that nobody holds."""
+        """Return the layout of `count` rows and a block for them: that of `batch_buffer`, or an unused one."""
         layout = self._layout(count)
         return layout, batch_buffer.block if batch_buffer is not None else _reusable_block(layout)
 
     def finished(
         self, slots: np.ndarray, layout: BatchLayout, block: np.ndarray, batch_buffer: BatchBuffer | None
     ) -> dict[str, np.ndarray]:
-        """The columns of a block whose plain ones are filled: stacks are put together here."""
+        """Return the columns of a block whose plain columns are filled; frame stacks are rebuilt here."""
         if self._frames is not None and self._stacked:
             frames = self._frames
             ids = np.empty((len(self._stacked), len(slots), self._columns[self._stacked[0]].shape[1]), np.int32)
@@ -110,7 +110,7 @@ class BatchGatherer:
                 stacks.append(end)
             else:
                 plan.append((column.ctypes.data, column.strides[0], row_bytes, end))
-            end += -(-count * each.nbytes // CACHE_LINE) * CACHE_LINE  # columns of a batch never share a cache line
+            end += -(-count * each.nbytes // CACHE_LINE) * CACHE_LINE  # columns do not share cache lines
         plans = _plan(plan), np.array(stacks, np.int64), _plan(ids_plan)
         return BatchLayout(
             tuple(views), _block_dtype(views, end), *plans, end, np.empty(count, np.int64), np.empty(count)
@@ -118,7 +118,7 @@ class BatchGatherer:
 
 
 def _cache_line_addresses(columns: Iterable[np.ndarray]) -> np.ndarray:
-    """What to ask for before a row is read: an address in each cache line of the first one, and the bytes from row to row."""
+    """Return what to prefetch for a row: an address in each cache line of the first row, and the row stride."""
     lines = {(column.ctypes.data // CACHE_LINE, column.strides[0]): column.ctypes.data for column in columns}
     return np.array([(address, step) for (_, step), address in lines.items()], np.int64).reshape(-1, 2)
 
@@ -143,7 +143,7 @@ def _columns(layout: BatchLayout, block: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _reusable_block(layout: BatchLayout) -> np.ndarray:
-    """A block for a batch: one of an earlier batch that nobody holds any more, not even a view of it, or a new one."""
+    """Return a block for a batch: that of an earlier batch without remaining references or views, or a new one."""
     for block in layout.spare:
         if getrefcount(block) == UNREFERENCED:
             return block

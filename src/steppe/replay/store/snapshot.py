@@ -1,6 +1,6 @@
-"""A store as rings that can be written down where they lie, and back: what is saved of it, and how it is checked when read.
+"""Snapshots of a store: its rings, written without a copy, and their validation when they are read back.
 
-Which bytes go into which file is for core/io/row_chunks.py; what else belongs to a save is for files.py and for checkpoints.
+core/io/row_chunks.py maps rows to files; files.py and checkpoints add the rest of a save.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from steppe.core.io.row_chunks import SavedRing
 if TYPE_CHECKING:
     from steppe.replay.store.store import ReplayStore
 
-MAX_ROWS_WRITTEN = 1 << 62  # ever written: far from where numbers of rows would overflow
+MAX_ROWS_WRITTEN = 1 << 62  # limit for counts of rows ever written, far below an int64 overflow
 
 
 def live_state(store: ReplayStore) -> Tree:
-    """A ring per buffer, one for its leaves, one for all frames; they share the store's memory."""
+    """Return a ring per buffer, one for its leaves and one for all frames; they share the store's memory."""
     parts = range(store.num_parts)
     fill = zip(store.size.tolist(), store.cursor.tolist(), store.added.tolist(), store.histories, strict=True)
     tree: Tree = {
@@ -42,13 +42,13 @@ def live_state(store: ReplayStore) -> Tree:
 
 
 def part_rows(store: ReplayStore, part: int) -> dict[str, np.ndarray]:
-    """The columns of one part."""
+    """Return views of the columns of one part."""
     own = slice(part * store.capacity, (part + 1) * store.capacity)
     return {name: column[own] for name, column in store.columns.items()}
 
 
 class SavedStore:
-    """What `live_state` returned, read back as far as it is small; everything but the rows themselves is checked."""
+    """A saved `live_state`, read back except for its rows; everything but the rows is validated."""
 
     def __init__(self, state: Tree) -> None:
         self.rings: list[SavedRing] = state["rings"]
@@ -66,18 +66,18 @@ class SavedStore:
         return self.rings[0].record.capacity
 
     def fields(self) -> tuple[FieldSpec, ...]:
-        """The fields of the store that was saved."""
+        """Return the fields of the saved store."""
         return tuple(self._field(name, dtype, shape) for name, dtype, shape in self.rings[0].record.columns)
 
     def check(self) -> None:
-        """Read all rows and keep none."""
+        """Read and verify all rows without keeping them."""
         for ring in self.rings:
             ring.check()
         if self.frames is not None:
             self.frames.check()
 
     def read_into(self, store: ReplayStore) -> None:
-        """Read the rows into an empty store with the same fields, which stays empty if something is wrong with them."""
+        """Read the rows into an empty store with the same fields; the store stays empty if they are corrupt."""
         for part, ring in enumerate(self.rings):
             ring.read_into(part_rows(store, part))
         if self.frames is None or store.frames is None:
@@ -90,7 +90,7 @@ class SavedStore:
                     raise DamagedFile(
                         f"{ring.directory} is damaged: column {name!r} of {ring.record.name} names no frames"
                     )
-        store.frames.history.reset()  # also if what follows fails
+        store.frames.history.reset()  # must happen even if the reads below fail
         self.frames.read_into({"frame": store.frames.data})
         store.frames.adopt(high, self.frames.record.added)
         store.frames.history.record_save(self.frames.save, self.frames.record.added)
@@ -102,7 +102,7 @@ class SavedStore:
         return FieldSpec(name, (unit * shape[0], *rest), kind, shape[0])
 
     def _require_sound(self) -> None:
-        """Raise DamagedFile if this cannot have been a store."""
+        """Raise DamagedFile if the metadata is inconsistent."""
         rings = self.rings
         sound = bool(rings) and all(isinstance(ring, SavedRing) for ring in rings)
         if not sound or not all(ring.record.columns == rings[0].record.columns for ring in rings):
@@ -136,7 +136,7 @@ class SavedStore:
 
 
 def _read_leaves(ring: SavedRing, saved: SavedRing) -> np.ndarray:
-    """The leaves of a saved ring, checked."""
+    """Return the validated leaves of a saved ring."""
     values = np.empty(ring.record.size, np.float32)
     if saved.record.columns != (("leaf", "float32", ()),) or saved.record.size != len(values):
         raise DamagedFile(f"{saved.directory} is damaged: it has not one priority for each row of {ring.record.name}")
@@ -147,7 +147,7 @@ def _read_leaves(ring: SavedRing, saved: SavedRing) -> np.ndarray:
 
 
 def restore_counters(store: ReplayStore, saved: SavedStore) -> None:
-    """Set fill, laps and leaves of a store whose rows have been read."""
+    """Restore fill, laps and leaves of a store whose rows have been read."""
     store.rings[...] = [[getattr(r.record, key) for r in saved.rings] for key in ("size", "cursor", "added")] + [
         saved.lap.tolist()
     ]

@@ -1,9 +1,10 @@
-"""Where experience lies: columns preallocated from field specs, written as rings, drawn from uniformly or by priority.
+"""Storage of experience: columns preallocated from field specs, written as rings, sampled uniformly or by priority.
 
-Every buffer, the pool and the learner's memories are views on a Store, so there is one way to write and one to draw.
-A store has `num_parts` rings over one set of columns: row `part * capacity + position` is called a slot, and a draw from
-all parts is one draw over all their rows, whatever their fill. Outside, a row is known by its index (see `indices`), which no
-other row ever gets. Any thread may call at any time: one lock, held for one call. Dictionaries, files and limits are for others.
+All buffers, the pool and the learner's memories use a ReplayStore, so there is one way to write and one to sample. A
+store has `num_parts` rings over one set of columns. Row `part * capacity + position` is called a slot. Sampling from
+all parts samples over all their rows, whatever their fill. Callers refer to a row by its index (see `describe`), which
+is never reused. The store is thread-safe: each call holds one lock. Dictionaries, files and rate limits are handled
+elsewhere.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from steppe.replay.store.columns import make_columns
 from steppe.replay.store.frames import FrameStore, find_frame_stacks, frame_shape
 from steppe.replay.store.gather import BatchBuffer, BatchGatherer
 
-Block = Mapping[str, np.ndarray]  # columns of several rows
-ArrayLike = Any  # one for each row: an array, a list or a tensor
-_put: Callable[[np.ndarray, slice, np.ndarray], None] = setitem  # type: ignore[assignment]  # of sequences, it says
+Block = Mapping[str, np.ndarray]  # columns of equal length
+ArrayLike = Any  # one number per row: an array, a list or a tensor
+_put: Callable[[np.ndarray, slice, np.ndarray], None] = setitem  # type: ignore[assignment]  # typed for sequences only
 NO_LEAVES = np.empty(0, np.float32)
 NO_POSITIVE_PRIORITY = "every priority is 0, so nothing can be drawn: give one that is positive"
-STACK_CHUNK_ROWS = 128  # rows whose frames are taken in before those of the rows they replace are let go
+STACK_CHUNK_ROWS = 128  # rows whose frames are stored before the frames of the replaced rows are released
 
 
 class ReplayStore:
-    """`num_parts` rings of `capacity` rows each; with `alpha`, rows are drawn in proportion to priority ** alpha.
+    """`num_parts` rings of `capacity` rows each; with `alpha`, rows are sampled in proportion to priority ** alpha.
 
-    With `disk`, a directory, the columns lie in files there and the system decides which rows are in memory.
+    With `disk`, a directory, the columns are files there and the page cache decides which rows are in memory.
     """
 
     def __init__(
@@ -51,19 +52,19 @@ class ReplayStore:
         if capacity < 1 or num_parts < 1:
             raise UsageError(f"a buffer needs room for at least one experience, not {capacity} × {num_parts}")
         self.capacity, self.num_parts, self.alpha, self.disk = capacity, num_parts, alpha, disk
-        self.shift = (num_parts - 1).bit_length()  # of a row's number in its index; the part is below
+        self.shift = (num_parts - 1).bit_length()  # an index is row number << shift | part
         self.lock = threading.RLock()
         self.tree = None if alpha is None else SumTree(capacity, num_parts)
         self.fields: tuple[FieldSpec, ...] = ()
         self.columns: dict[str, np.ndarray] = {}
         self.frames: FrameStore | None = None
-        self.histories = [SaveHistory() for _ in range(num_parts)]  # whatever changes rows but by appending resets one
-        self.stale = 0  # priorities that came too late: their rows had been overwritten
+        self.histories = [SaveHistory() for _ in range(num_parts)]  # reset by any change other than appending
+        self.stale = 0  # priority updates ignored because their rows had been overwritten
         self.rings = np.zeros((4, num_parts), np.int64)
-        self.size, self.cursor, self.added, self.lap = self.rings  # views; cursor: where the next row goes
-        self._counts = self.size.data, self.cursor.data, self.added.data  # the same, read as plain numbers
-        self.lap.fill(-1)  # clear() begins the first one, so that there an index is its row's position
-        self.stacked: tuple[str, ...] = ()  # columns that hold ids of frames
+        self.size, self.cursor, self.added, self.lap = self.rings  # views; cursor: position of the next row
+        self._counts = self.size.data, self.cursor.data, self.added.data  # memoryviews: faster access from Python
+        self.lap.fill(-1)  # clear() below starts lap 0, in which a row number equals its position
+        self.stacked: tuple[str, ...] = ()  # columns that hold frame ids
         self._filled = 0
         self.clear()
 
@@ -71,7 +72,7 @@ class ReplayStore:
         return self._filled
 
     def clear(self, part: int | None = None) -> None:
-        """Forget every row, or those of one part; the columns stay, and no index of a forgotten row is ever given again."""
+        """Remove all rows, or those of one part; the columns stay, and indices of removed rows are never reused."""
         with self.lock:
             for cleared in range(self.num_parts) if part is None else (part,):
                 if self.frames is not None:
@@ -83,15 +84,15 @@ class ReplayStore:
                     self.tree.fill_all(cleared, 0, self.capacity, np.zeros(1, np.float32))
             if part is None:
                 self.set_max_priority(1.0)
-            self._filled = int(self.size.sum())  # a learner asks several times per update
+            self._filled = int(self.size.sum())  # cached: the learner reads it several times per update
 
     def allocate(self, fields: Sequence[FieldSpec]) -> None:
-        """Make the columns; pages are touched only as rows are written."""
+        """Allocate the columns; memory pages are touched only when rows are written."""
         rows = self.capacity * self.num_parts
         frame, stacked = find_frame_stacks(fields)
         try:
             self.columns = make_columns(fields, rows, interleaved=self.tree is not None, disk=self.disk)
-        except (MemoryError, ValueError):  # ValueError: more bytes than an address can say
+        except (MemoryError, ValueError):  # ValueError: more bytes than the address space
             need = rows * sum(f.nbytes for f in fields)
             raise ConfigError(
                 f"{rows:,} experiences need {need:,} bytes, which cannot be had: lower the size"
@@ -102,20 +103,23 @@ class ReplayStore:
         self._bind()
 
     def _bind(self) -> None:
-        """Prepare what depends on where the columns lie; they must stay there from now on."""
+        """Prepare what depends on the addresses of the columns, which must not move from now on."""
         names = tuple(self.columns)
         self.select_columns = itemgetter(*names) if len(names) > 1 else lambda block: (block[names[0]],)
         self._arrays = tuple(self.columns.values())
         self._gatherer = BatchGatherer(self.fields, self.columns, self.stacked, self.frames)
 
     def write(self, part: int, block: Block, priorities: np.ndarray | None = None) -> int:
-        """Append rows to one part, over its oldest ones where it is full; how many. `block` must fit the fields."""
+        """Append rows to one part, overwriting its oldest ones if it is full; return their number.
+
+        `block` must match the fields.
+        """
         return self.append(part, self.select_columns(block), priorities)
 
     def append(self, part: int, rows: Sequence[np.ndarray], priorities: np.ndarray | None = None) -> int:
-        """Write rows given as their columns in order.
+        """Append rows given as a sequence of columns in field order; return their number.
 
-        Without priorities, rows enter with the largest one seen so far, so that each is learned from soon.
+        Without priorities, rows get the largest one seen so far, so that each is sampled soon.
         """
         count = len(rows[0])
         with self.lock:
@@ -147,7 +151,7 @@ class ReplayStore:
             self._place(part, piece, length, leaves if len(leaves) <= 1 else leaves[first : first + length])
 
     def _place(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
-        """Write rows as they are kept (ids in place of stacks), and their leaves: one each, or the same for all."""
+        """Write rows in stored form (frame ids in place of stacks), and their leaves: one per row, or one for all."""
         (size, cursor, added), capacity = self._counts, self.capacity
         start = cursor[part]
         end = start + count
@@ -159,7 +163,7 @@ class ReplayStore:
             self._let_go(slice(first, part * capacity + min(end, filled)))
         any(
             map(_put, self._arrays, repeat(slice(first, first + count)), rows)
-        )  # column[slots] = values of each, in one go
+        )  # column[slots] = values for all columns, without a Python loop
         if self.tree is not None:
             self.tree.extend(part, start, end, leaves)
         cursor[part] = end
@@ -172,7 +176,7 @@ class ReplayStore:
             self._filled += grown - filled
 
     def _write_wrapped(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
-        """The same in pieces that end with the ring."""
+        """Write rows in chunks that end at the end of the ring."""
         first, room = 0, self.capacity - self.cursor.item(part)
         while first < count:
             piece = slice(first, min(first + room, count))
@@ -186,7 +190,7 @@ class ReplayStore:
             self.frames.drop(self.columns[name][slots])
 
     def draw(self, stream: np.random.Generator, count: int, part: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of `count` independent draws (a row may come twice) and their leaves (none where there is no alpha).
+        """Sample `count` slots with replacement; return them and their leaves (empty without alpha).
 
         The store, or that part of it, must not be empty.
         """
@@ -202,12 +206,15 @@ class ReplayStore:
             return slots, NO_LEAVES
 
     def find(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What `draw` gives, of the first part, for one who chose: so far into the sum of its leaves, or its rows by number."""
+        """Return slots and leaves of the first part, like `draw`, for positions that the caller sampled.
+
+        `at` holds offsets into the sum of its leaves or, without priorities, row numbers.
+        """
         return (at, NO_LEAVES) if self.tree is None else self.tree.find(0, at, self._gatherer.sources)
 
     @property
     def can_sample(self) -> bool:
-        """Whether a row has a priority above 0."""
+        """Whether any row has a priority above 0."""
         return self.tree is not None and bool(self.tree.totals.any())
 
     def take(
@@ -218,9 +225,9 @@ class ReplayStore:
         part: int | None = None,
         batch_buffer: BatchBuffer | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None, np.ndarray | None]:
-        """The rows of `count` draws, and by priority their importance weights and indices: `draw`, `gather` and `describe`.
+        """Sample `count` rows; with priorities, also return their importance weights and indices, else None.
 
-        The store, or that part of it, must have as many rows.
+        Combines `draw`, `gather` and `describe`. The store, or that part of it, must have at least `count` rows.
         """
         with self.lock:
             _require_enough(count, self._filled if part is None else self._counts[0][part])
@@ -238,30 +245,31 @@ class ReplayStore:
             return gathering.finished(slots, layout, block, batch_buffer), weights, indices
 
     def batch(self, stream: np.random.Generator, count: int, batch_buffer: BatchBuffer, beta: float) -> Batch:
-        """`count` draws in the arrays of `tray`."""
+        """Sample `count` rows into the arrays of `batch_buffer`."""
         columns, weights, indices = self.take(stream, count, beta, batch_buffer=batch_buffer)
         return Batch(columns, weights=weights, indices=indices)
 
     def batch_buffer(self, count: int) -> BatchBuffer:
-        """Memory for `count` rows, to be filled again and again by `gather`."""
+        """Return reusable memory for `count` rows, to be filled by `gather`."""
         return self._gatherer.batch_buffer(count)
 
     def gather(self, slots: np.ndarray, batch_buffer: BatchBuffer | None = None) -> dict[str, np.ndarray]:
-        """The rows at `slots`, stacks rebuilt, in arrays that nobody else has or in those of `tray`."""
+        """Return the rows at `slots`, with frame stacks rebuilt, in unshared arrays or in those of `batch_buffer`."""
         with self.lock:
             return self._gatherer(slots, batch_buffer)
 
     def describe(self, slots: np.ndarray, leaves: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of what was drawn, and importance weights. An index is (lap · capacity + position) · 2 ** shift + part.
+        """Return the indices and importance weights of sampled slots.
 
-        A lap is how often the ring began anew, so an index tells whether its row is still the one that was drawn.
+        An index is (lap · capacity + position) · 2 ** shift + part. The lap counts how often the ring wrapped around or
+        was cleared, so an index shows whether its row has been overwritten since it was sampled.
         """
         indices, weights = np.empty(len(slots), np.int64), np.empty(len(slots), np.float32)
         compute_indices_and_weights(self.rings, self.capacity, self.shift, beta, slots, leaves, indices, weights)
         return indices, weights
 
     def slots_of(self, indices: np.ndarray) -> np.ndarray:
-        """The slots of rows by their indices (int64, one axis); -1 where a row was overwritten or never was."""
+        """Return the slots of rows by their indices (int64, one axis); -1 if a row is overwritten or never existed."""
         slots = np.full(len(indices), -1)
         resolve_priority_update(
             self.rings, self.capacity, self.shift, 1.0, indices, np.empty(0), slots, np.empty(0, np.float32)
@@ -269,9 +277,10 @@ class ReplayStore:
         return slots
 
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike, part: int | None = None) -> None:
-        """Give rows new priorities by their indices, or those of one part by their numbers: finite and not negative.
+        """Set the priorities of rows by their indices or, with `part`, by their row numbers within that part.
 
-        A priority of 0 means never drawn. Rows that were overwritten since keep what they have now, and are counted in `stale`.
+        Priorities must be finite and not negative; with 0 a row is never sampled. Updates of rows that were overwritten
+        are ignored and counted in `stale`.
         """
         if self.tree is None or self.alpha is None:
             raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
@@ -296,7 +305,7 @@ class ReplayStore:
                 self.set_max_priority(largest)
 
     def load(self) -> None:
-        """Bring compiled code into memory now, not with the first batch: that takes as long as thousands of them."""
+        """Load the compiled kernels now, not with the first batch: loading takes as long as thousands of batches."""
         nothing = np.empty(0, np.int64)
         self.gather(nothing)
         if self.tree is None:
@@ -310,22 +319,22 @@ class ReplayStore:
             sample_by_priority(*self.tree.unsettled, self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
 
     def slots_oldest_first(self, part: int) -> np.ndarray:
-        """The slots of one part, oldest first."""
+        """Return the slots of one part, oldest first."""
         size, cursor = int(self.size[part]), int(self.cursor[part])
         oldest = cursor if size == self.capacity else 0
         return part * self.capacity + (oldest + np.arange(size)) % self.capacity
 
     def rows(self, slots: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Copies of rows as they are kept, ids in place of stacks, and their leaves: what `exchange` takes."""
+        """Return copies of rows in stored form (frame ids in place of stacks) and their leaves, for `exchange`."""
         block = {name: column[slots] for name, column in self.columns.items()}
         if self.tree is None:
             return block, None
         return block, self.tree.leaves[slots // self.capacity, slots % self.capacity]
 
     def exchange(self, content: Mapping[int, tuple[Block, np.ndarray | None]]) -> None:
-        """Make blocks (at most `capacity` rows, oldest first) the whole content of parts; rows ever written stay counted."""
+        """Replace the content of parts by blocks of at most `capacity` rows, oldest first; `added` does not change."""
         with self.lock:
-            for block, _ in content.values():  # held before anything is let go: rows may move from part to part
+            for block, _ in content.values():  # hold first: rows may move between parts
                 for name in self.stacked:
                     assert self.frames is not None
                     self.frames.hold(block[name])
@@ -337,7 +346,7 @@ class ReplayStore:
                 self.added[part] = added
 
     def state(self) -> Tree:
-        """Copies of the rows that are filled, and all it takes to go on from them."""
+        """Return copies of all filled rows and everything else that `restore` needs."""
         with self.lock:
             slots = np.concatenate([self._filled_slots(part) for part in range(self.num_parts)])
             block, leaves = self.rows(slots)
@@ -359,14 +368,15 @@ class ReplayStore:
             return tree
 
     def live_state(self) -> Tree:
-        """As `state`, but the rows are not copied: to be written down before the next one is written."""
+        """Return the state without copying rows; the caller must save it before the next row is written."""
         with self.lock:
             return snapshot.live_state(self)
 
     def restore(self, state: Tree) -> None:
-        """Take over what `state` returned, or `live_state` by way of a disk; the columns must be those of this store, if any.
+        """Restore what `state` returned, or a saved `live_state`.
 
-        What was saved and is damaged changes nothing.
+        The columns must match those of this store, if it has any. If saved rows are corrupt, an error is raised and
+        this store keeps its content.
         """
         if "rings" in state:
             self._restore_saved(snapshot.SavedStore(state))
@@ -401,7 +411,7 @@ class ReplayStore:
         fits = len(saved.rings) == self.num_parts and saved.capacity == self.capacity
         self._require_like(saved.fields(), fits=fits, prioritized=saved.leaves is not None)
         with self.lock:
-            if self._filled:  # what is here stays unless all that is there is whole
+            if self._filled:  # keep the present content unless all saved rows are intact
                 saved.check()
             self.clear()
             saved.read_into(self)
@@ -410,7 +420,7 @@ class ReplayStore:
             self.set_max_priority(saved.max_priority)
 
     def _require_like(self, fields: Sequence[FieldSpec], *, fits: bool, prioritized: bool) -> None:
-        """Raise unless saved content is of this store's kind; a store without columns takes the saved ones."""
+        """Raise UsageError unless saved content matches this store; without columns, allocate the saved ones."""
         if not fits:
             raise UsageError("the saved buffers do not fit: use the same number of buffers and the same capacity")
         if (self.tree is not None) != prioritized:
@@ -427,7 +437,7 @@ class ReplayStore:
         return slots
 
     def _leaves(self, priorities: np.ndarray, count: int) -> np.ndarray:
-        """One leaf per row."""
+        """Return one leaf per row."""
         if self.alpha is None:
             raise UsageError("this buffer draws uniformly and has no priorities: make a prioritized one")
         priorities = np.asarray(priorities, np.float64)
@@ -447,9 +457,9 @@ class ReplayStore:
             raise UsageError("a priority must be a finite number that is not negative")
 
     def set_max_priority(self, largest: float) -> None:
-        """Let rows without a priority of their own enter with this one."""
+        """Set the priority that new rows get by default."""
         self.max_priority = largest
-        self._initial_leaf = np.empty(1, np.float32)  # the leaf of rows without a priority of their own
+        self._initial_leaf = np.empty(1, np.float32)  # leaf of rows without an explicit priority
         if self.alpha is not None:
             nothing = np.empty(0, np.int64)
             resolve_priority_update(
@@ -458,7 +468,7 @@ class ReplayStore:
 
 
 def _require_enough(count: int, size: int) -> None:
-    """Raise unless `count` experiences can be drawn from `size`."""
+    """Raise UsageError unless `count` experiences can be sampled from `size`."""
     if not isinstance(count, int) or count < 1:
         raise UsageError(f"batch_size must be a whole number, at least 1, not {count!r}")
     if size < count:
@@ -466,7 +476,7 @@ def _require_enough(count: int, size: int) -> None:
 
 
 def _field(name: str, rows: np.ndarray, frames: Any) -> FieldSpec:
-    """The field of a saved column."""
+    """Return the field of a saved column."""
     if frames is None or name not in frames["columns"]:
         return FieldSpec(name, rows.shape[1:], rows.dtype.name)
     unit, *rest = frames["rows"].shape[1:]
@@ -474,7 +484,7 @@ def _field(name: str, rows: np.ndarray, frames: Any) -> FieldSpec:
 
 
 def _stored_field(field: FieldSpec, stacked: tuple[str, ...]) -> FieldSpec:
-    """A small stack is kept whole, like any other array."""
+    """Return the field as it is stored: a stack that is too small to deduplicate is a plain array."""
     return field if field.name in stacked else FieldSpec(field.name, field.shape, field.dtype)
 
 
