@@ -22,11 +22,10 @@ from steppe.core.contracts.reports import TrainingReport
 from steppe.core.contracts.transport import TRAINING
 from steppe.records.run_directory import SUMMARY, RunDirectory
 
-TESTS = Path(__file__).parents[2] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "control"), str(TESTS / "control" / "http" / "page")]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from browser_kit import FLAGS, chromium  # noqa: E402 (found by the line above)
-from control_kit import Served  # noqa: E402
+from tests.support.browser import FLAGS, chromium  # noqa: E402 (found by the line above)
+from tests.support.service import Served  # noqa: E402
 
 CURVES = 50
 COMPARED = 8
