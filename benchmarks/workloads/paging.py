@@ -24,8 +24,8 @@ from steppe.records.run_directory import SUMMARY, RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.support.browser import FLAGS, chromium  # noqa: E402 (found by the line above)
-from tests.support.service import Served  # noqa: E402
+from tests.support.browser import FLAGS, chromium  # found by the line above
+from tests.support.service import Served
 
 CURVES = 50
 COMPARED = 8
