@@ -13,16 +13,13 @@ from steppe.records.phase_times import TimeTotals
 from steppe.records.view import RunView, time_shares_of
 
 MIN_MEASURED_S = 2.0  # of measured time; below that, start-up dominates
-MAX_DROPPED_SHARE, MAX_CHECKPOINT_SHARE, MAX_EVALUATION_SHARE = (
-    0.10,
-    0.10,
-    0.20,
-)  # shares from which a part takes too much
+# Shares from which a part takes too much.
+MAX_DROPPED_SHARE, MAX_CHECKPOINT_SHARE, MAX_EVALUATION_SHARE = 0.10, 0.10, 0.20
 MAX_WAITING_SHARE, MAX_BLOCKED_SHARE = 0.30, 0.30  # if acting and learning overlap: from here on one side starves
 DOMINANT_SHARE = 0.60  # if they take turns: from here on one side is the slower one
 FULL_CORE_SHARE = 0.90  # of all cores
 MAX_MERGE_SHARE = 0.20  # workers: from here on merges take too much
-MAX_WAITING_SHARE = 0.30  # gradient workers: from here on they wait too long
+MAX_WORKER_WAITING_SHARE = 0.30  # gradient workers: from here on they wait too long
 
 
 @dataclass(frozen=True)
@@ -234,7 +231,7 @@ def _workers(m: TimeShares) -> str:
 
 
 def _gradients(m: TimeShares) -> str:
-    if m.blocked >= MAX_WAITING_SHARE:
+    if m.blocked >= MAX_WORKER_WAITING_SHARE:
         words = "for each other or for the learner's place"
         return f"the workers wait for {format_percent(m.blocked)} of their time, {words}: longer stretches between pushes (segment_steps)"
     shares = {"the environment": m.env, "choosing actions": m.policy, "computing gradients": m.gradients}
