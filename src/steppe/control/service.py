@@ -58,10 +58,11 @@ STOP_S = 30.0  # time for a run to stop in order before it is killed
 BROKER_TIMEOUT_S = 2.0  # time for brokers to answer a probe
 KAFKA_ISSUER_PREFIX = "kafka:"  # prefix of issuers whose command came over Kafka
 _PAGE = 1_000
+# Not returned to callers.
 _HIDDEN_KEYS = (
     "run_dir",
     *(f"kafka.{name}" for name in ("username", "ca", "certificate", "key", "claims")),
-)  # not returned to callers
+)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -7,12 +7,13 @@ import numpy as np
 from steppe.core.contracts.specs import EnvSpec
 
 NUM_MAP_PLANES = 2  # planes before the expert planes: other agents, and obstacles
+# (rows down, columns right) of each action after the first, which is to stay.
 MOVE_OFFSETS = (
     (-1, 0),
     (1, 0),
     (0, -1),
     (0, 1),
-)  # (rows down, columns right) of each action after the first, which is to stay
+)
 
 
 def has_expert_planes(spec: EnvSpec) -> bool:

@@ -61,9 +61,8 @@ class FederatedParameterServer(ParameterServer):
                 "a round would end before it may"
             )
         self._whole = updates == "parameters"
-        self._drawn: set[str] = (
-            set()
-        )  # sampled once per worker and round: registering again does not sample a worker again
+        # Sampled once per worker and round: registering again does not sample a worker again.
+        self._drawn: set[str] = set()
         self._decided: set[str] = set()
         super().__init__(
             initial_params,

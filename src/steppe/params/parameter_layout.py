@@ -12,12 +12,13 @@ from steppe.core.contracts.weights import Weights, WeightsLayout
 from steppe.params.kernels import all_finite, copy_finite
 from steppe.params.threaded_kernels import run_threaded
 
+# Reasons that depend only on the update, so that a client can detect them.
 INVALID_UPDATE_REASONS = (
     "wrong_shape",
     "wrong_dtype",
     "unknown_parameter",
     "not_finite",
-)  # reasons that depend only on the update, so that a client can detect them
+)
 
 
 class Refusal(NamedTuple):

@@ -26,6 +26,7 @@ Episode = dict[str, np.ndarray]  # one row per step, and a last row that has onl
 LEADING_COLUMNS = ("obs", "action", "reward", "terminated")  # first columns when a batch is unpacked
 STEP_COLUMNS = ("action", "reward", "hidden", "comm_mask", "q_val")
 WINDOW_BYTES = 32  # bytes that a SequenceBatchBuffer adds to each row of a batch
+# Columns of batches that are computed when sampling: an episode must not have them.
 DERIVED_COLUMNS = (
     "before",
     "after",
@@ -33,7 +34,7 @@ DERIVED_COLUMNS = (
     "following",
     "valid",
     "learn",
-)  # columns of batches that are computed when sampling: an episode must not have them
+)
 
 
 class LocalBuffer:

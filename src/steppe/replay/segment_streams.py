@@ -17,9 +17,8 @@ from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import COLUMNS_WITH_BOOTSTRAP_ROW, SegmentSpec
 from steppe.replay.sequence_windows import POSITION_FIELDS, Windowing, step_fields
 
-EpisodeFragment = tuple[
-    dict[str, np.ndarray], np.ndarray, bool
-]  # columns, rows at which sequences start, whether the episode ended
+# Columns, rows at which sequences start, whether the episode ended.
+EpisodeFragment = tuple[dict[str, np.ndarray], np.ndarray, bool]
 LastStep = dict[str, np.ndarray]  # by column, for all environments
 MIN_FLUSH_STEPS = 256  # an open fragment is stored after at least this many steps, although its episode continues
 

@@ -188,9 +188,8 @@ def estimate_priorities(
     rows = len(fragment["reward"])
     steps = rows - 1
     known = steps + (not whole)  # rows with values
-    values = (
-        fragment["q_val"].astype(np.float64).reshape(rows, -1, fragment["q_val"].shape[-1])
-    )  # [rows, agents, actions]
+    # [rows, agents, actions]
+    values = fragment["q_val"].astype(np.float64).reshape(rows, -1, fragment["q_val"].shape[-1])
     reward, ends = fragment["reward"].astype(np.float64).reshape(rows, -1), fragment["terminated"].reshape(rows, -1)
     there = fragment["live"].reshape(rows, -1) if "live" in fragment else np.ones(values.shape[:2], np.bool_)
     chosen = np.take_along_axis(values, fragment["action"].reshape(rows, -1, 1).astype(np.int64), axis=2)[:steps, :, 0]

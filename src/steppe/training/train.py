@@ -375,9 +375,8 @@ class MainLoop:
 
     def _plan(self, config: RunConfig) -> Plan:
         if config.runtime in ("processes", "kafka"):
-            processes.start_fork_server(
-                torch=not config.agent.in_table
-            )  # the fork server imports torch while this process probes the environment
+            # The fork server imports torch while this process probes the environment.
+            processes.start_fork_server(torch=not config.agent.in_table)
         for device in (config.device, config.flow.actor_device):
             if device.startswith("cuda"):
                 from steppe.algorithms.nn.device import resolve_device

@@ -102,9 +102,8 @@ def _serve(
     from steppe.records.telemetry.role_endpoint import start_role_endpoint
 
     port, log_json = shows
-    showing = start_role_endpoint(
-        run, kind, port, log_json=log_json
-    )  # before all else that takes its time: probes ask soon
+    # Before all else that takes its time: probes ask soon.
+    showing = start_role_endpoint(run, kind, port, log_json=log_json)
     try:
         from steppe.runtimes.kafka.standalone import run_standalone_role
 

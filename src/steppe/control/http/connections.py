@@ -44,9 +44,8 @@ class Connections:
     def __init__(self, most: int | None = None) -> None:
         self.most = most or capacity()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._new: weakref.WeakValueDictionary[int, socket.socket] = (
-            weakref.WeakValueDictionary()
-        )  # without a protocol yet
+        # Without a protocol yet.
+        self._new: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
         self._waiting: dict[BoundedHttp, None] = {}  # without a request in progress, longest first
 
     @property

@@ -181,10 +181,11 @@ async def send_refusal(scope: MutableMapping[str, Any], send: Send, refusal: Req
         "application/problem+json",
     )
     if refusal.status == 401 and scope["path"] in ("/", SIGN_IN) and "text/html" in header_map(scope).get("accept", ""):
+        # For a person, HTML instead of a problem document.
         body, kind = (
             _NOT_SIGNED_IN_PAGE.encode(),
             "text/html; charset=utf-8",
-        )  # for a person, HTML instead of a problem document
+        )
     return await _send_response(send, refusal.status, body, {"content-type": kind, **extra})
 
 

@@ -59,9 +59,8 @@ class AgentConfig(FrozenConfig):
     ] = ()  # fields that a running learner takes over (core/contracts/algorithm.py, Tunable)
     own_steps: ClassVar[tuple[str, ...]] = ()  # those of them that a gradient pushed by a worker does not depend on
     fixed: ClassVar[tuple[str, ...]] = ("network", "hidden", "normalize_obs", "normalize_reward", "segment_steps")
-    by_spec: ClassVar[tuple[str, ...]] = (
-        "policies",
-    )  # fields that `require` refuses in some environments and not in others
+    # Fields that `require` refuses in some environments and not in others.
+    by_spec: ClassVar[tuple[str, ...]] = ("policies",)
     in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
     usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # where a run does not say
     in_rounds: ClassVar[bool] = (

@@ -123,9 +123,8 @@ class GrpcServer:
             at += len(numbers)
         if at != len(row):
             raise DamagedFile(f"a row has {len(row)} numbers, and this one ends after {at}")
-        receipt = self.server.take_row(
-            push, row, finite=bool(finite)
-        )  # the server checks a row again that is not finite, and refuses it
+        # The server checks a row again that is not finite, and refuses it.
+        receipt = self.server.take_row(push, row, finite=bool(finite))
         self._rows.append(row)
         return calls.encode_reply(msgspec.to_builtins(receipt))
 

@@ -38,13 +38,11 @@ if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
 
 PAGE = mmap.PAGESIZE
-MAX_INLINE_BYTES = (
-    16 * PAGE
-)  # longest request or reply that fits into a slot; a longer one is written to a file beside it
+# Longest request or reply that fits into a slot; a longer one is written to a file beside it.
+MAX_INLINE_BYTES = 16 * PAGE
 ROWS = 3
-CLOSED, SEQUENCE, VERSION, ROUND, DESCRIPTION = range(
-    5
-)  # words of the parameters file; [version, updates] of each row follow at _ROW_WORDS
+# Words of the parameters file; [version, updates] of each row follow at _ROW_WORDS.
+CLOSED, SEQUENCE, VERSION, ROUND, DESCRIPTION = range(5)
 _ROW_WORDS = 8
 STATE, LENGTH = range(2)  # words of a slot; LENGTH is that of its request or reply in bytes
 IDLE, REQUESTED, REPLIED = range(3)  # states of a slot

@@ -161,9 +161,8 @@ class ReplayStore:
         filled, first = size[part], part * capacity + start
         if self.frames is not None:
             self._let_go(slice(first, part * capacity + min(end, filled)))
-        any(
-            map(_put, self._arrays, repeat(slice(first, first + count)), rows)
-        )  # column[slots] = values for all columns, without a Python loop
+        # `column[slots] = values` for all columns, without a Python loop.
+        any(map(_put, self._arrays, repeat(slice(first, first + count)), rows))
         if self.tree is not None:
             self.tree.extend(part, start, end, leaves)
         cursor[part] = end

@@ -39,6 +39,7 @@ from steppe.transport.kafka.client import KafkaConnection, ensure_topics, lost_b
 POLL_INTERVAL_S = 0.5  # between polls for a manifest
 RECENT_RECORDS = 5_000  # newest records, which include reports of every live actor
 LIVENESS_TIMEOUT_S = 6.0  # an actor that has not reported for this long counts as gone
+# Keys that are taken from this process's configuration, not from the run's.
 LOCAL_KAFKA_KEYS = (
     "address",
     "security",
@@ -48,7 +49,7 @@ LOCAL_KAFKA_KEYS = (
     "certificate",
     "key",
     "claims",
-)  # keys that are taken from this process's configuration, not from the run's
+)
 
 
 class StopSignals:

@@ -200,9 +200,8 @@ class KafkaWorkerSlot:
         with open_kafka_links(self.manifest, self.plan, self.place, self.directory, self.heartbeat) as links:
             copied = OfflineTolerantBoard(links.board) if self.asked is None else self.directory.store
             board: Board = SplitBoard(links.board, copied)
-            refuse = (
-                links.letters.refuse if self.place == "learner" else _ignore_refused
-            )  # only the learner refuses, so that each message is refused once
+            # Only the learner refuses, so that each message is refused once.
+            refuse = links.letters.refuse if self.place == "learner" else _ignore_refused
             commands = CommandReceiver(
                 self.manifest, self.plan.config.agent, self._make_result_poster(links.board), refuse
             )

@@ -176,9 +176,8 @@ def collect_episodes(
             for step in steps:
                 lane.take(step, max_steps_per_episode)
         collector.release(segments)
-        restart = all(
-            lane.truncated_by_limit for lane in lanes if lane.needs_more
-        )  # an episode may never end by itself, and its environment would then contribute nothing more
+        # An episode may never end by itself, and its environment would then contribute nothing more.
+        restart = all(lane.truncated_by_limit for lane in lanes if lane.needs_more)
     ordered = [(turn, index) for index, share in enumerate(shares) for turn in range(share)]
     return [lanes[index].episodes[turn] for turn, index in sorted(ordered)]
 
