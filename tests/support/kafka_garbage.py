@@ -15,7 +15,7 @@ import msgspec
 
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TOPICS, TRAINING
-from steppe.transport.kafka.channel import ReadProgress
+from steppe.transport.kafka.channel import BEGIN, ReadProgress
 from steppe.transport.kafka.client import (
     EXPERIENCES,
     INT64,
@@ -25,6 +25,7 @@ from steppe.transport.kafka.client import (
     decode_headers,
     get_watermarks,
     open_consumer,
+    partition_of,
     read_range,
 )
 
@@ -69,7 +70,18 @@ class Maker:
     def _recent(self, consumer, topic, partition):
         low, high = get_watermarks(consumer, self._connection.topic(topic), partition)
         start = max(low, high - SAMPLES)
-        return read_range(consumer, self._connection.topic(topic), partition, start, high) if start < high else []
+        if start >= high:
+            return []
+        found = read_range(consumer, self._connection.topic(topic), partition, start, high)
+        return [message for message in found if not self._is_misplaced_begin(message)]
+
+    def _is_misplaced_begin(self, message):
+        """Garbage of an earlier maker: in the other partition it would be a forgery, as it is the actor's own `begin` again."""
+        about = decode_headers(message)
+        if about.get("kind") != BEGIN:
+            return False
+        actor = INT64.unpack(about["actor"])[0] if len(about.get("actor", b"")) == INT64.size else -1
+        return message.partition() != partition_of(self._connection.run, actor, self._partitions)
 
     def _garbage(self, topic, value, headers=None, key=None):
         partition = self._random.randrange(self._partitions) if topic == EXPERIENCES else 0
