@@ -175,6 +175,30 @@ def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
     assert all(any(reason in words for words in told) for reason in forged), told
 
 
+@pytest.mark.regression
+def test_a_begin_with_contents_ends_no_writer_and_hides_no_segment(kafka):
+    """The reader puts it aside, so nobody else may take it for the beginning of another incarnation."""
+    connection = connected(kafka)
+    topic, home, key = connection.topic("experiences"), partition_of(connection.run, 0, 2), connection.key(0)
+    begin = [("kind", b"begin"), ("run", connection.run.encode()), ("actor", word(0))]
+    with ends_of(connection) as (inlet, writer):
+        outlet, offsets, producer = writer(0), [], connection.producer()
+        send(outlet, RUN, 0, 0, state=b"zero")
+        outlet.close()
+        producer.produce(
+            topic, b"x", key, home, headers=begin, on_delivery=lambda _, sent: offsets.append(sent.offset())
+        )
+        assert producer.flush(PATIENCE_S) == 0
+        told = msgspec.msgpack.encode(ReadProgress(0, life=offsets[0], shift=3))
+        producer.produce(connection.topic("experiences.progress"), told, key, 0)
+        assert producer.flush(PATIENCE_S) == 0
+        inlet.place(0, 7)
+        wait_until(lambda: outlet.blank(0) is not None and outlet.shift == 7)
+        send(outlet, RUN, 0, 1, state=b"one")
+        outlet.close()
+        assert find_last_segment(connection, 0, home) == (1, b"one")
+
+
 class Narrow(KafkaConnection):
     """One message at a time may wait for the broker, and does so for a while."""
 

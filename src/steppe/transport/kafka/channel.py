@@ -267,8 +267,7 @@ class KafkaWriter:
         with open_consumer(self._connection) as consumer:
             _, high = get_watermarks(consumer, self._topic, self._home)
             there = read_range(consumer, self._topic, self._home, life, life + 1) if life < high else []
-        about = [(message.key(), decode_headers(message).get("kind")) for message in there if message.offset() == life]
-        return about == [(self._key, BEGIN)]
+        return any(message.offset() == life and _is_begin(message) and message.key() == self._key for message in there)
 
     def _take(self, message: Message) -> None:
         if message.key() != self._key:
@@ -325,11 +324,16 @@ def find_last_segment(
         return INT64.unpack(about["sequence"])[0], about.get("state")
 
 
+def _is_begin(message: Message) -> bool:
+    """Whether a message is how a writer's incarnation begins: of that kind, and without contents."""
+    return decode_headers(message).get("kind") == BEGIN and message.value() is None
+
+
 def _is_valid_message(message: Message, run: str) -> bool:
     """Whether a message is a `begin` or `prime`, or a segment of this run whose contents match its headers."""
     about = decode_headers(message)
     if about.get("kind") != SEGMENT:
-        return about.get("kind") in (BEGIN, PRIME)
+        return about.get("kind") == PRIME or _is_begin(message)
     try:
         header = segment_header(message.value() or b"")
         return header.run == run and header.sequence == _header_int(about, "sequence")
@@ -555,7 +559,7 @@ class KafkaReader:
 
     def _begin(self, message: Message, actor: int) -> None:
         self._require_home(message, actor)
-        if message.key() != self._connection.key(actor) or message.value() is not None:
+        if message.key() != self._connection.key(actor) or not _is_begin(message):
             raise DamagedFile(f"it is not how actor-{actor} announces itself")
         account, life = self._actor_progress[actor], message.offset()
         account.due, account.may_have_missed_begin = None, False
