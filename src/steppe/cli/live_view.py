@@ -1,7 +1,7 @@
-"""The live view: a run drawn as a few lines of text that fit the terminal they are shown in.
+"""The live view: a run as a few lines of text that fit the terminal.
 
-`render` is pure: the same view gives the same picture, in a terminal, a test or an SVG. `showing` decides between the
-picture and plain lines, and gives the terminal back on any way out.
+`render` is pure: the same view gives the same panel, in a terminal, a test or an SVG. `live_view` chooses between the
+panel and plain lines, and restores the terminal on every exit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from steppe.records.view import RunView
 
-# A sign and a word for each state: colour only repeats what they say. The colours are the terminal's own, dark or light.
+# A symbol and a color for each state. Color adds no information; it is from the terminal's own palette, dark or light.
 STATES = {
     "PENDING": ("○", "yellow"),
     "STARTING": ("◔", "yellow"),
@@ -46,35 +46,35 @@ UNLIMITED = 10_000
 
 
 def render(view: RunView) -> LivePanel:
-    """What a run looks like now, for any console."""
+    """Return the panel of a run, for any console."""
     return LivePanel(view)
 
 
 class LivePanel:
-    """Lines chosen for the width and height at hand: the least important go first."""
+    """Panel that fits the console's width and height: the least important sections are left out first."""
 
     def __init__(self, view: RunView) -> None:
         self.view = view
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        room = (options.height or console.size.height) - 1 if console.is_terminal else UNLIMITED
+        max_lines = (options.height or console.size.height) - 1 if console.is_terminal else UNLIMITED
         lines = [title(self.view), *warning_lines(self.view)]
         lines += [*progress_lines(self.view, width), *figure_lines(self.view, width)]
         for section in (time_lines, actor_lines, event_lines):
-            more = section(self.view, width)
-            if more and len(lines) + 1 + len(more) <= room:
-                lines += [Text(""), *more]
-        for line in lines[: max(1, room)]:
+            section_lines = section(self.view, width)
+            if section_lines and len(lines) + 1 + len(section_lines) <= max_lines:
+                lines += [Text(""), *section_lines]
+        for line in lines[: max(1, max_lines)]:
             line.truncate(width, overflow="ellipsis")
             yield line
 
 
 def title(view: RunView) -> Text:
-    """State, and what is being trained."""
-    sign, style = STATES.get(view.state, ("?", "yellow"))
+    """Return the first line: state, environment, algorithm, runtime, mode, actors and seed."""
+    symbol, style = STATES.get(view.state, ("?", "yellow"))
     config = view.config
-    line = Text.assemble((f"{sign} {view.state}", f"bold {style}"))
+    line = Text.assemble((f"{symbol} {view.state}", f"bold {style}"))
     if view.reason:
         line.append(f" ({view.reason})")
     line.append(f"  {config.env} · {config.algo}", "bold")
@@ -84,7 +84,7 @@ def title(view: RunView) -> Text:
 
 
 def warning_lines(view: RunView) -> list[Text]:
-    """What somebody should look after, right below the state."""
+    """Return the warning that needs attention, shown right below the state."""
     return [Text(f"⚠ WARNING  {_one_line(view.warning)}", "bold yellow")] if view.warning else []
 
 
@@ -93,7 +93,7 @@ def _actor_counts(actors: int, envs: int | None) -> str:
 
 
 def progress_lines(view: RunView, width: int) -> list[Text]:
-    """How far the run is, in steps, and how far from its target."""
+    """Return the number of steps, a progress bar and the time left."""
     total = view.total_steps
     words = f"{count(view.env_steps)} / {count(total)}" if total else count(view.env_steps)
     if not total:
@@ -102,14 +102,14 @@ def progress_lines(view: RunView, width: int) -> list[Text]:
     words += f"  {percent(fraction)}  {duration(view.train_s)}"
     if view.steps_per_s and fraction < 1 and not view.ended:
         words += f", {duration((total - view.env_steps) / view.steps_per_s)} left"
-    room = min(60, width - LABEL - len(words) - 2)
-    if room < SHORTEST_BAR:
+    bar_width = min(60, width - LABEL - len(words) - 2)
+    if bar_width < SHORTEST_BAR:
         return [labelled("steps", Text(words))]
-    return [labelled("steps", Text.assemble((progress(fraction, room), "cyan"), "  ", words))]
+    return [labelled("steps", Text.assemble((progress(fraction, bar_width), "cyan"), "  ", words))]
 
 
 def figure_lines(view: RunView, width: int) -> list[Text]:
-    """Returns with their course so far, then everything that is a single number."""
+    """Return training and evaluation returns with their curves, then the single figures."""
     train = f"{decimal(view.train_return_mean)}  over {count(view.episodes)} episodes"
     lines = [with_sparkline("return", train, [score for _, score in view.history], width)]
     lines.append(with_sparkline("evaluation", _evaluation_text(view), [score for _, score in view.evaluations], width))
@@ -135,39 +135,39 @@ def _evaluation_text(view: RunView) -> str:
 
 
 def time_lines(view: RunView, width: int) -> list[Text]:
-    """Where the time goes: one bar per role, each phase with its own sign in the bar and beside its name."""
+    """Return one bar per role with the share of each phase; a phase has the same character in the bar and in the legend."""
     lines = [Text("where the time goes", "bold")] if view.time_shares else []
     legends = {role: _legend(shares) for role, shares in view.time_shares.items()}
     longest = max((sum(piece.cell_len + 2 for piece in legend) for legend in legends.values()), default=0)
-    room = min(40, width - LABEL - longest)  # the same for every role, so that bars can be compared
+    bar_width = min(40, width - LABEL - longest)  # the same for every role, so that bars can be compared
     for role, shares in view.time_shares.items():
-        pieces = [_bar(shares, room), *legends[role]] if room >= SHORTEST_BAR else legends[role]
+        pieces = [_bar(shares, bar_width), *legends[role]] if bar_width >= SHORTEST_BAR else legends[role]
         lines += wrap_pieces(role, pieces, width)
     return lines
 
 
 def _legend(shares: Mapping[str, float]) -> list[Text]:
     return [
-        Text.assemble((fill(place), _phase_style(place)), f" {phase} {percent(share)}")
-        for place, (phase, share) in enumerate(shares.items())
+        Text.assemble((fill(index), _phase_style(index)), f" {phase} {percent(share)}")
+        for index, (phase, share) in enumerate(shares.items())
     ]
 
 
 def _bar(shares: Mapping[str, float], width: int) -> Text:
     columns = enumerate(bar(list(shares.values()), width))
-    return Text.assemble(*((fill(place) * size, _phase_style(place)) for place, size in columns))
+    return Text.assemble(*((fill(index) * size, _phase_style(index)) for index, size in columns))
 
 
-def _phase_style(place: int) -> str:
-    return PHASE_STYLES[min(place, len(PHASE_STYLES) - 1)]
+def _phase_style(index: int) -> str:
+    return PHASE_STYLES[min(index, len(PHASE_STYLES) - 1)]
 
 
 def actor_lines(view: RunView, width: int) -> list[Text]:
-    """One line per actor, the first few of many."""
+    """Return one line for each of the first actors, and the number of the others."""
     lines = [Text("actors", "bold")] if view.actors else []
     for report in list(view.actors.values())[:MAX_ACTORS]:
         pieces = [report.state, f"version {report.version}", f"{count(report.env_steps)} steps"]
-        pieces += [f"restarted {report.epoch} ×"] if report.epoch else []
+        pieces += [f"restarts {report.epoch}"] if report.epoch else []
         lines.append(labelled(f"actor {report.actor}", Text("  ".join(pieces))))
     if len(view.actors) > MAX_ACTORS:
         lines.append(labelled("", Text(f"and {len(view.actors) - MAX_ACTORS} more")))
@@ -175,7 +175,7 @@ def actor_lines(view: RunView, width: int) -> list[Text]:
 
 
 def event_lines(view: RunView, width: int) -> list[Text]:
-    """What happened last, newest at the bottom."""
+    """Return the last events, the newest at the bottom."""
     lines = [Text("events", "bold")] if view.events else []
     for event in list(view.events)[-MAX_EVENTS:]:
         at = time.strftime("%H:%M:%S", time.localtime(event.time_s))
@@ -185,7 +185,7 @@ def event_lines(view: RunView, width: int) -> list[Text]:
 
 
 def _short(value: Any) -> str:
-    """A detail on one line; log lines and tracebacks are not for the live view, nor are a terminal's control codes."""
+    """Format a detail on one line of at most 80 characters, without control characters."""
     return _one_line(decimal(value) if isinstance(value, float) else str(value))[:80]
 
 
@@ -194,21 +194,21 @@ def _one_line(text: str) -> str:
 
 
 def labelled(label: str, value: Text) -> Text:
-    """A value after its label, at the column where all values begin."""
+    """Return a line with a label and a value; all values start at the same column."""
     return Text.assemble((f"{label:<{LABEL - 1}} ", "dim")).append_text(value)
 
 
-def with_sparkline(label: str, words: str, course: list[float], width: int) -> Text:
-    """A value and, where there is room, the course it took."""
+def with_sparkline(label: str, words: str, history: list[float], width: int) -> Text:
+    """Return a labelled value, followed by a sparkline of its history if the width allows one."""
     line = labelled(label, Text(words))
-    room = min(40, width - line.cell_len - 2)
-    if room >= SHORTEST_BAR and len(course) > 1:
-        line.append("  ").append(sparkline(course, room), "cyan")
+    free = min(40, width - line.cell_len - 2)
+    if free >= SHORTEST_BAR and len(history) > 1:
+        line.append("  ").append(sparkline(history, free), "cyan")
     return line
 
 
 def wrap_pieces(label: str, pieces: Sequence[Text], width: int) -> list[Text]:
-    """Pieces side by side, going to the next line where the width ends."""
+    """Place pieces side by side and wrap to the next line at the width."""
     lines = [labelled(label, Text())]
     for piece in pieces:
         gap = 0 if lines[-1].cell_len <= LABEL else 2
@@ -220,7 +220,7 @@ def wrap_pieces(label: str, pieces: Sequence[Text], width: int) -> list[Text]:
 
 
 def plain_line(view: RunView) -> str:
-    """A run in one line, for logs."""
+    """Return a run's progress in one line, for logs."""
     of_total = (
         f"/{count(view.total_steps)} ({percent(min(1.0, view.env_steps / view.total_steps))})"
         if view.total_steps
@@ -234,7 +234,7 @@ def plain_line(view: RunView) -> str:
 
 
 class PlainLines:
-    """Shows a run as one line every few seconds, and whenever its state changes."""
+    """Prints a run as one line every few seconds, and whenever its state changes."""
 
     def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -250,7 +250,7 @@ class PlainLines:
 
 @contextmanager
 def live_view(stream: IO[str] | None = None) -> Iterator[Callable[[RunView], None]]:
-    """A function that shows a view: the picture in a terminal, plain lines without escape codes elsewhere."""
+    """Yield a function that shows a view: as a panel in a terminal, as plain lines without escape codes elsewhere."""
     stream = stream or sys.stderr
     with _sigterm_as_interrupt():
         if not stream.isatty() or os.environ.get("TERM") == "dumb":
@@ -264,13 +264,13 @@ def live_view(stream: IO[str] | None = None) -> Iterator[Callable[[RunView], Non
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that the cursor comes back; a run that is under way answers both signals itself."""
+    """Raise KeyboardInterrupt on SIGTERM, so that the cursor is restored. A running run handles both signals itself."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

@@ -1,5 +1,5 @@
-"""The `steppe` command: its commands, and what becomes of errors. Start-up stays light: whatever is heavy (rich, pydantic,
-NumPy, gymnasium, torch) is imported inside the command that needs it."""
+"""The `steppe` executable: registers the commands and turns errors into exit codes. To keep start-up fast, heavy packages
+(rich, pydantic, NumPy, gymnasium, torch) are imported inside the command that needs them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from steppe.core.contracts.errors import SteppeError
 
 app = typer.Typer(
     name="steppe",
-    help="Train reinforcement-learning agents, watch them, stop them, resume them and judge them.",
-    epilog="Runs are kept in ./runs, or where STEPPE_RUNS says. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unreachable, "
-    "4 conflict, 130 interrupted.",
+    help="Train, watch, stop, resume and evaluate reinforcement-learning agents.",
+    epilog="Runs are stored in ./runs; set STEPPE_RUNS to use another directory. Exit codes: 0 success, 1 failure, 2 wrong usage, "
+    "3 server or broker unreachable, 4 conflict with the current state, 130 interrupted.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
     no_args_is_help=True,
 )
-config = typer.Typer(help="What a run would be made of.", rich_markup_mode=None, no_args_is_help=True)
+config = typer.Typer(help="Show the configuration of a run.", rich_markup_mode=None, no_args_is_help=True)
 
 app.command(cls=FieldHelp)(train.train)
 app.command()(recovery.resume)
@@ -68,17 +68,17 @@ def _steppe(
 
 
 def entry() -> None:
-    """Run the command line: a user's mistake is one paragraph and an exit code, anything unexpected keeps its traceback."""
+    """Run the command line. A `SteppeError` prints one paragraph and sets the exit code; other exceptions keep their traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+            stream.reconfigure(errors="replace")  # print "?" instead of failing on a terminal without Unicode
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # `steppe train mine:MyEnv` finds mine.py; at the end, where it hides nothing
+        sys.path.append(os.getcwd())  # `steppe train mine:MyEnv` finds mine.py; last, so that it shadows no package
     try:
         if "mpi" in sys.argv:
             from steppe.runtimes.mpi import launch as mpi
 
-            mpi.join("mpi")  # before anything can go wrong: the first rank of a world speaks for all
+            mpi.join("mpi")  # join first, so that only rank 0 reports errors
         app(prog_name="steppe")
     except SteppeError as error:
         traceback = getattr(error, "details", {}).get("traceback")

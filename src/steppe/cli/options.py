@@ -1,5 +1,5 @@
-"""The flags that describe an experiment, declared once for every command that takes one. Their meaning, types and
-defaults live at the fields of RunConfig, which is imported only when a command runs or its help is shown."""
+"""The flags of an experiment, declared once for all commands that take them. Descriptions, types and defaults come from
+the fields of RunConfig, which is imported only when a command runs or its help is shown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typer.core import TyperCommand
 from steppe.core.contracts.errors import ConfigError
 
 Layers = tuple[tuple[str, Mapping[str, Any]], ...]
-Text = str | None
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout; everything else goes to stderr.")]
+OptionalText = str | None
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout; all other output goes to stderr.")
+]
 PLAIN_TEXT_KEYS = {
     "env",
     "algo",
@@ -26,11 +28,11 @@ PLAIN_TEXT_KEYS = {
     "init_from",
     "ray.address",
     "kafka.address",
-}  # taken as they are; the rest are TOML values
+}  # used as plain strings; all other flags are parsed as TOML values
 
 
 class FieldHelp(TyperCommand):
-    """A command whose flags take their help from the configuration's fields, at the moment help is shown."""
+    """Command whose flags take their help from the configuration's fields when the help is shown."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from steppe.core.algorithms import FrozenConfig
@@ -41,7 +43,7 @@ class FieldHelp(TyperCommand):
             field = RunConfig.model_fields.get(name) or FlowConfig.model_fields.get(name)
             if field is not None and not isinstance(
                 field.get_default(), FrozenConfig
-            ):  # a flag never is a whole section
+            ):  # --kafka shares its name with a section, whose default is not its own
                 choices = _choices(field.annotation)
                 default = field.get_default()
                 hints = [f"One of {', '.join(choices)}."] if choices else []
@@ -51,44 +53,49 @@ class FieldHelp(TyperCommand):
 
 
 def experiment_flags(command: Callable[[Layers, bool], None]) -> Callable[..., None]:
-    """Give a command the flags of an experiment; it receives the layers that they, the environment and a file make."""
+    """Add the flags of an experiment to a command. The command receives the configuration layers and `as_json`."""
 
     def flags(
-        env: Annotated[Text, typer.Argument(metavar="ENV", show_default=False)] = None,
-        algo: Annotated[Text, typer.Option(metavar="NAME")] = None,
-        runtime: Annotated[Text, typer.Option(metavar="NAME")] = None,
-        mode: Annotated[Text, typer.Option(metavar="NAME")] = None,
+        env: Annotated[OptionalText, typer.Argument(metavar="ENV", show_default=False)] = None,
+        algo: Annotated[OptionalText, typer.Option(metavar="NAME")] = None,
+        runtime: Annotated[OptionalText, typer.Option(metavar="NAME")] = None,
+        mode: Annotated[OptionalText, typer.Option(metavar="NAME")] = None,
         ray_address: Annotated[
-            Text, typer.Option(metavar="ADDR", help="A running Ray cluster, host:port or auto, for --runtime ray.")
+            OptionalText,
+            typer.Option(metavar="ADDR", help="Address of a running Ray cluster for --runtime ray: host:port or auto."),
         ] = None,
         kafka: Annotated[
-            Text, typer.Option(metavar="ADDR", help="Kafka brokers, host:port, for --runtime kafka.")
+            OptionalText,
+            typer.Option(metavar="ADDR", help="Address of the Kafka brokers for --runtime kafka: host:port."),
         ] = None,
-        actors: Annotated[Text, typer.Option(metavar="N")] = None,
-        envs: Annotated[Text, typer.Option(metavar="N")] = None,
-        steps: Annotated[Text, typer.Option(metavar="N")] = None,
-        seed: Annotated[Text, typer.Option(metavar="N")] = None,
-        target_return: Annotated[Text, typer.Option(metavar="R")] = None,
-        restarts: Annotated[Text, typer.Option(metavar="N")] = None,
-        init_from: Annotated[Text, typer.Option(metavar="RUN")] = None,
+        actors: Annotated[OptionalText, typer.Option(metavar="N")] = None,
+        envs: Annotated[OptionalText, typer.Option(metavar="N")] = None,
+        steps: Annotated[OptionalText, typer.Option(metavar="N")] = None,
+        seed: Annotated[OptionalText, typer.Option(metavar="N")] = None,
+        target_return: Annotated[OptionalText, typer.Option(metavar="R")] = None,
+        restarts: Annotated[OptionalText, typer.Option(metavar="N")] = None,
+        init_from: Annotated[OptionalText, typer.Option(metavar="RUN")] = None,
         record_arrivals: Annotated[bool, typer.Option("--record-arrivals")] = False,
         profile: Annotated[bool, typer.Option("--profile")] = False,
-        device: Annotated[Text, typer.Option(metavar="NAME")] = None,
+        device: Annotated[OptionalText, typer.Option(metavar="NAME")] = None,
         pairs: Annotated[
             list[str] | None,
             typer.Option(
                 "-s",
                 "--set",
                 metavar="KEY=VALUE",
-                help="Any other key, repeatable: -s learning_rate=1e-3 -s evaluation.episodes=50. "
-                "`steppe config show` lists them all.",
+                help="Set any other configuration key; repeatable: -s learning_rate=1e-3 -s evaluation.episodes=50. "
+                "`steppe config show` lists all keys.",
             ),
         ] = None,
         config: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="TOML file with any of these keys; STEPPE_* and flags win.")
+            Path | None,
+            typer.Option(
+                metavar="FILE", help="TOML file with configuration keys. STEPPE_* variables and flags override it."
+            ),
         ] = None,
-        run_dir: Annotated[Text, typer.Option(metavar="DIR")] = None,
-        name: Annotated[Text, typer.Option(metavar="NAME")] = None,
+        run_dir: Annotated[OptionalText, typer.Option(metavar="DIR")] = None,
+        name: Annotated[OptionalText, typer.Option(metavar="NAME")] = None,
         as_json: AsJson = False,
     ) -> None:
         given = {
@@ -105,7 +112,7 @@ def experiment_flags(command: Callable[[Layers, bool], None]) -> Callable[..., N
 
 
 def layers(given: Mapping[str, str], pairs: list[str], file: Path | None) -> Layers:
-    """What `core.config.resolve` takes: file, environment and flags, weakest first."""
+    """Return the configuration layers for `resolve_config`: file, environment variables and flags, lowest priority first."""
     from steppe.core.config.run import from_environ, from_pairs, from_toml, parse_value
 
     flags = {key: text if key in PLAIN_TEXT_KEYS else parse_value(text) for key, text in given.items()}
@@ -113,13 +120,13 @@ def layers(given: Mapping[str, str], pairs: list[str], file: Path | None) -> Lay
     twice = flags.keys() & extra.keys()
     if twice:
         key = min(twice)
-        raise ConfigError(f"{key} is given twice, by its own argument and by -s {key}=…: leave one of them out")
+        raise ConfigError(f"{key} is set twice, by its own flag and by -s {key}=…: remove one of them")
     from_file = ((str(file), from_toml(file)),) if file else ()
     return (*from_file, ("environment", from_environ()), ("flag", {**flags, **extra}))
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The words of a Literal, also inside an optional one."""
+    """Return the values of a Literal, also inside an optional type."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]
     return [word for inner in get_args(annotation) if get_origin(inner) is Literal for word in _choices(inner)]

@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, as a table or as JSON; progress and complaints on stderr."""
+"""Output of commands: results on stdout, as a table or as JSON; progress and errors on stderr."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def emit(value: Any, stream: IO[str] | None = None) -> None:
-    """One line of JSON; NaN and infinity become null, paths text."""
+    """Print a value as one line of JSON; NaN and infinity become null, paths become strings."""
     import msgspec
 
     print(msgspec.json.encode(value, enc_hook=str).decode(), file=stream or sys.stdout, flush=True)
 
 
 def console(stream: IO[str] | None = None) -> Console:
-    """A console that wraps to the terminal, and does not wrap what goes into a file or a pipe."""
+    """Return a console that wraps lines in a terminal, but not in a file or a pipe."""
     from rich.console import Console
 
     stream = stream or sys.stdout
@@ -28,7 +28,7 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Plain columns on stdout, numbers to the right where asked; no markup is read in the cells."""
+    """Print plain columns on stdout. Columns in `right` are right-aligned; cells are printed without interpreting markup."""
     from rich.table import Table
     from rich.text import Text
 
@@ -42,14 +42,14 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, rig
 
 @contextmanager
 def reserved_stdout() -> Iterator[IO[str]]:
-    """Everything written to stdout meanwhile, also by child processes, goes to stderr; the real one is yielded."""
+    """Redirect file descriptor 1 to stderr, child processes included, and yield a stream to the real stdout."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_fd = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as real:
+        with os.fdopen(os.dup(saved_fd), "w", encoding="utf-8") as real:
             yield real
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_fd, 1)
+        os.close(saved_fd)

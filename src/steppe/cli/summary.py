@@ -1,4 +1,4 @@
-"""What came of a run, in a few lines for people. Machines get the same as JSON."""
+"""The summary of a run as text. `--json` prints the same summary as JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from steppe.cli.text_charts import count, decimal, duration, format_shares, mean_and_std
 
-MAX_LISTED_AGENTS = 8  # agents
+MAX_LISTED_AGENTS = 8
 
 
 def summary_text(summary: Mapping[str, Any], directory: Path) -> str:
-    """State and reason, returns, speed, where the time went, and where everything is kept."""
+    """Format state and reason, returns, speed, time shares and the paths of the run's files."""
     rows = list(_rows(summary, directory))
     width = max(len(label) for label, _ in rows)
     return "\n".join([_headline(summary), *(f"  {label:<{width}}  {text}" for label, text in rows)])
@@ -28,19 +28,19 @@ def _headline(summary: Mapping[str, Any]) -> str:
 
 def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, str]]:
     if summary.get("eval_return_mean") is not None:
-        judged = mean_and_std(summary["eval_return_mean"], summary["eval_return_std"])
-        yield "evaluation", f"{judged} over {count(summary['eval_episodes'])} episodes"
+        returns = mean_and_std(summary["eval_return_mean"], summary["eval_return_std"])
+        yield "evaluation", f"return {returns} over {count(summary['eval_episodes'])} episodes"
     if summary.get("eval_agent_returns"):
         yield "by agent", _by_agent(summary["eval_agent_returns"])
-    yield "training", f"{decimal(summary['train_return_mean'])} mean return at the end"
+    yield "training", f"mean return {decimal(summary['train_return_mean'])} at the end"
     if summary.get("time_to_target_s") is not None:
         yield "target", f"reached after {duration(summary['time_to_target_s'])}"
-    by_agents = f" ({count(summary['agent_steps'])} of agents)" if summary.get("agent_steps") else ""
+    by_agents = f" ({count(summary['agent_steps'])} agent steps)" if summary.get("agent_steps") else ""
     yield (
-        "work",
+        "progress",
         f"{count(summary['env_steps'])} steps{by_agents}, {count(summary['updates'])} updates, version {count(summary['version'])}",
     )
-    times = f"{duration(summary['train_s'])} of training, {duration(summary['wall_s'])} in all"
+    times = f"{duration(summary['train_s'])} of training, {duration(summary['wall_s'])} in total"
     yield "speed", f"{count(summary['steps_per_s'])} steps/s; {times}"
     if summary.get("lag_max") is not None:
         lag = f"mean {decimal(summary['lag_mean'])}, max {count(summary['lag_max'])}"
@@ -66,7 +66,8 @@ def _by_agent(returns: Mapping[str, float]) -> str:
 
 def _comparison(summary: Mapping[str, Any]) -> str:
     verdict = {True: "matched", False: "NOT matched", None: "not finished"}[summary["matched"]]
-    return f"{verdict}: weights {str(summary['weights_sha256'])[:12]}, those of {summary['rerun_of']} {summary['expected_sha256'][:12]}"
+    expected = f"expected {summary['expected_sha256'][:12]} from {summary['rerun_of']}"
+    return f"{verdict}: weights hash {str(summary['weights_sha256'])[:12]}, {expected}"
 
 
 def _file_rows(directory: Path) -> Iterator[tuple[str, str]]:
@@ -78,7 +79,7 @@ def _file_rows(directory: Path) -> Iterator[tuple[str, str]]:
     if (directory / "profile" / "phases.md").exists():
         yield (
             "profile",
-            f"{directory / 'profile'}: phases.md, and a flame graph of each role (open ROLE.svg in a browser)",
+            f"{directory / 'profile'}: phases.md and one flame graph per role (open ROLE.svg in a browser)",
         )
     if any((directory / "recordings").glob("*")):
         yield "recordings", str(directory / "recordings")

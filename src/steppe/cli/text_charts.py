@@ -1,4 +1,4 @@
-"""Numbers as small pictures and short words, in plain text: sparklines, bars and counts. Knows nothing of runs."""
+"""Plain-text charts and number formats: sparklines, bars, counts, percentages, durations. Independent of runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 TICKS = "▁▂▃▄▅▆▇█"
-FILLS = "█▓▒░·"  # told apart without colour; phases beyond them share the last
+FILLS = "█▓▒░·"  # distinct without color; further phases share the last one
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` ticks from lowest to highest, each the mean of an equal share of the finite values."""
+    """Draw at most `width` ticks between minimum and maximum; each tick is the mean of an equal share of the finite values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
@@ -25,7 +25,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bar(shares: Sequence[float], width: int) -> list[int]:
-    """Columns for each share, adding up to `width` as the shares add up to 1 (largest remainders are rounded up)."""
+    """Return the columns of each share; shares that sum to 1 fill `width` (the largest remainders are rounded up)."""
     total = max(1.0, sum(shares))
     exact = [max(0.0, share) / total * width for share in shares]
     columns = [int(size) for size in exact]
@@ -37,30 +37,30 @@ def bar(shares: Sequence[float], width: int) -> list[int]:
 
 
 def fill(index: int) -> str:
-    """The character that stands for the phase at this place."""
+    """Return the fill character of the phase with this index."""
     return FILLS[min(index, len(FILLS) - 1)]
 
 
 def progress(fraction: float, width: int) -> str:
-    """Heavy for what is done, light for what is not."""
+    """Draw a progress bar: a heavy line for the finished part, a light line for the rest."""
     done = int(min(1.0, max(0.0, fraction)) * width)
     return "━" * done + "─" * (width - done)
 
 
 def count(value: float | None) -> str:
-    """A whole number with thousands separated; a dash for nothing."""
+    """Format an integer with thousands separators; None and non-finite values become a dash."""
     return "–" if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
 def decimal(value: float | None) -> str:
-    """A return or the like: about three figures, whatever its size."""
+    """Format a number with about three significant digits; None and non-finite values become a dash."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{_places(value)}f}"
 
 
 def mean_and_std(mean: float, deviation: float) -> str:
-    """Mean ± deviation, both to the places that suit the mean."""
+    """Format mean ± standard deviation, both with the decimal places of the mean."""
     return f"{decimal(mean)} ± {deviation:,.{_places(mean)}f}"
 
 
@@ -69,12 +69,12 @@ def _places(value: float) -> int:
 
 
 def percent(share: float) -> str:
-    """A share as whole percents."""
+    """Format a share as a whole percentage."""
     return f"{share * 100:.0f} %"
 
 
 def duration(seconds: float | None) -> str:
-    """0.8 s, 42 s, 3:05, 2:03:05."""
+    """Format seconds as 0.8 s, 42 s, 3:05 or 2:03:05."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 60:
@@ -85,6 +85,6 @@ def duration(seconds: float | None) -> str:
 
 
 def format_shares(shares: Mapping[str, float]) -> str:
-    """`env 45 %  policy 30 %`, largest first, leaving out what rounds to nothing."""
+    """Format shares as `env 45 %  policy 30 %`, largest first, without those that round to 0 %."""
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return "  ".join(f"{phase} {percent(share)}" for phase, share in ordered if share >= 0.005)

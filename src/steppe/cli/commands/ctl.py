@@ -1,7 +1,7 @@
-"""`steppe ctl`: every operation of the control plane on the command line, under the name that the API and MCP know it by.
+"""`steppe ctl`: every operation of the control service on the command line, under its REST and MCP name.
 
-Translates: commands are made from the signatures of control/service.py, which is imported when one is run or its help is shown.
-The service is one in this process; runs, operations and the audit are those of a `steppe serve` beside it.
+Commands are generated from the method signatures of control/service.py, which is imported when a command runs or its help is
+shown. The service runs in this process and shares runs, operations and audit log with a `steppe serve` on this machine.
 """
 
 from __future__ import annotations
@@ -26,37 +26,45 @@ if TYPE_CHECKING:
     from steppe.control.service import Service
 
 POLL_INTERVAL_S = 0.1
-_EPOCH_S = 1e9  # what is larger, is a moment
+_EPOCH_S = 1e9  # larger floats are timestamps
 _PAIRS = "NAME=VALUE"
-_SETTING = typer.Option("-s", "--set", metavar="KEY=VALUE", help="Any key of a request, repeatable: -s actors=4.")
-_WAITING = Annotated[
-    bool, typer.Option("--wait", help="Return when it has been carried out; exit code 1 if it was not.")
-]
-_FOLLOWING = Annotated[bool, typer.Option("--follow", help="Go on with what is new, until the run has ended.")]
-# How an argument of an operation is given here; one that is not listed makes a command that cannot be built.
+_SETTING = typer.Option("-s", "--set", metavar="KEY=VALUE", help="Set a key of the request; repeatable: -s actors=4.")
+_WAIT = Annotated[bool, typer.Option("--wait", help="Wait until the operation has finished; exit code 1 if it failed.")]
+_FOLLOW = Annotated[bool, typer.Option("--follow", help="Print new entries until the run has ended.")]
+# Command-line form of each argument of an operation. An argument that is missing here raises KeyError.
 _ARGUMENT_TYPES: dict[str, Any] = {
     "run": Annotated[str, typer.Argument(metavar="RUN", help="A run's name.", show_default=False)],
     "identity": Annotated[str, typer.Argument(metavar="OPERATION", help="An operation's id.", show_default=False)],
-    "count": Annotated[int, typer.Argument(metavar="N", min=0, help="How many.", show_default=False)],
-    "values": Annotated[list[str], typer.Argument(metavar=_PAIRS, help="New values.", show_default=False)],
-    "expected": Annotated[
-        int | None, typer.Option("--if-generation", metavar="N", help="Only if the run is at this generation.")
+    "count": Annotated[int, typer.Argument(metavar="N", min=0, help="Number of roles.", show_default=False)],
+    "values": Annotated[
+        list[str], typer.Argument(metavar=_PAIRS, help="Hyperparameters and their new values.", show_default=False)
     ],
-    "dry_run": Annotated[bool, typer.Option("--dry-run", help="Only say what would change, and when.")],
-    "series": Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which curve, repeatable; all if absent.")],
-    "since": Annotated[int, typer.Option(metavar="N", min=0, help="Only after this cursor.")],
-    "after": Annotated[int, typer.Option(metavar="N", min=0, help="Only after this cursor.")],
-    "max_points": Annotated[int, typer.Option(metavar="N", min=2, max=10_000, help="Most points of each curve.")],
-    "max_bytes": Annotated[int, typer.Option(metavar="N", min=1_024, help="Most bytes of the log.")],
-    "cursor": Annotated[str | None, typer.Option(metavar="ID", help="Only what comes after this cursor.")],
-    "whole_life": Annotated[bool, typer.Option("--whole-life", help="Over all of the run, not only the last 30 s.")],
-    "limit": Annotated[int | None, typer.Option(metavar="N", min=1, max=1_000, help="Most of them.")],
-    "source": Annotated[str | None, typer.Option(metavar="NAME", help="Whose log; the supervisor's if absent.")],
+    "expected": Annotated[
+        int | None, typer.Option("--if-generation", metavar="N", help="Refuse unless the run has this generation.")
+    ],
+    "dry_run": Annotated[
+        bool, typer.Option("--dry-run", help="Print what would change, and when, without changing it.")
+    ],
+    "series": Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Name of a series; repeatable. Default: all.")
+    ],
+    "since": Annotated[int, typer.Option(metavar="N", min=0, help="Return entries after this cursor.")],
+    "after": Annotated[int, typer.Option(metavar="N", min=0, help="Return entries after this cursor.")],
+    "max_points": Annotated[int, typer.Option(metavar="N", min=2, max=10_000, help="Maximum points per series.")],
+    "max_bytes": Annotated[int, typer.Option(metavar="N", min=1_024, help="Maximum bytes of log lines.")],
+    "cursor": Annotated[str | None, typer.Option(metavar="ID", help="Return entries after this cursor.")],
+    "whole_life": Annotated[
+        bool, typer.Option("--whole-life", help="Diagnose the whole run instead of its last 30 s.")
+    ],
+    "limit": Annotated[int | None, typer.Option(metavar="N", min=1, max=1_000, help="Maximum number of entries.")],
+    "source": Annotated[
+        str | None, typer.Option(metavar="NAME", help="Role whose log to print. Default: the supervisor.")
+    ],
 }
 
 
 class OperationGroup(TyperGroup):
-    """The commands of the group, each made when it is asked for."""
+    """Command group whose commands are generated when they are requested."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from steppe.control.service import operations
@@ -69,7 +77,7 @@ class OperationGroup(TyperGroup):
 
 app = typer.Typer(
     cls=OperationGroup,
-    help="All operations on runs, by the names of API and MCP.",
+    help="Operate on runs: the operations of the REST API and MCP.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -95,35 +103,36 @@ def _service(bounds: Any, kafka: Any) -> Service:
 def _command(name: str) -> Any:
     from steppe.control.service import Service
 
-    asked = list(inspect.signature(getattr(Service, name), eval_str=True).parameters.values())[1:]
-    names = {parameter.name for parameter in asked}
-    extra = {"wait": _WAITING} if "expected" in names and name != "delete_run" else {}
-    extra |= {"follow": _FOLLOWING} if "after" in names else {}
-    given = [one for parameter in asked if parameter.name != "issuer" for one in _parameters(parameter)]
-    given += [_parameter(key, kind, False) for key, kind in {**extra, "as_json": AsJson}.items()]
+    required = list(inspect.signature(getattr(Service, name), eval_str=True).parameters.values())[1:]
+    names = {parameter.name for parameter in required}
+    extra = {"wait": _WAIT} if "expected" in names and name != "delete_run" else {}
+    extra |= {"follow": _FOLLOW} if "after" in names else {}
+    parameters = [option for parameter in required if parameter.name != "issuer" for option in _parameters(parameter)]
+    parameters += [_parameter(key, kind, False) for key, kind in {**extra, "as_json": AsJson}.items()]
 
     def call(ctx: typer.Context, **arguments: Any) -> None:
         _execute(ctx.obj(), name, arguments)
 
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    call.__signature__ = inspect.Signature([context, *given])  # type: ignore[attr-defined]
-    call.__annotations__ = {one.name: one.annotation for one in [context, *given]}
-    made = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    made.command(name.replace("_", "-"), help=inspect.getdoc(getattr(Service, name)))(call)
-    return typer.main.get_command(made)
+    call.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in [context, *parameters]}
+    typer_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    typer_app.command(name.replace("_", "-"), help=inspect.getdoc(getattr(Service, name)))(call)
+    return typer.main.get_command(typer_app)
 
 
-def _parameters(asked: inspect.Parameter) -> list[inspect.Parameter]:
-    if asked.name == "request":
+def _parameters(source: inspect.Parameter) -> list[inspect.Parameter]:
+    """Return the command-line parameters for one argument of an operation."""
+    if source.name == "request":
         env = typer.Argument(metavar="ENV", help="An id from list-environments.", show_default=False)
         return [
-            _parameter("env", Annotated[str, env], asked.empty),
+            _parameter("env", Annotated[str, env], source.empty),
             _parameter("settings", Annotated[list[str] | None, _SETTING], None),
         ]
-    if asked.name == "run" and asked.default is None:
-        only = typer.Option(metavar="RUN", help="Only those of this run.")
-        return [_parameter("run", Annotated[str | None, only], None)]
-    return [_parameter(asked.name, _ARGUMENT_TYPES[asked.name], asked.default)]
+    if source.name == "run" and source.default is None:
+        run_filter = typer.Option(metavar="RUN", help="Return entries of this run only.")
+        return [_parameter("run", Annotated[str | None, run_filter], None)]
+    return [_parameter(source.name, _ARGUMENT_TYPES[source.name], source.default)]
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
@@ -131,7 +140,7 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _execute(service: Service, name: str, given: dict[str, Any]) -> None:
-    """Call the operation, in the audit if it changes something, and print its answer."""
+    """Call the operation, record it in the audit log if it changes something, and print its answer."""
     as_json, wait, follow = given.pop("as_json"), given.pop("wait", False), given.pop("follow", False)
     try:
         arguments = _arguments(given)
@@ -158,12 +167,12 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _request(env: str, settings: Mapping[str, Any]) -> Any:
-    """What a request says; a key that it does not know by itself is a hyperparameter's."""
+    """Build the request. A key that is not a field of RunRequest is a hyperparameter."""
     from steppe.control.models import RunRequest
     from steppe.core.config.validation import validate_config
 
     if "env" in settings:
-        raise UsageError("env is given twice, by its own argument and by -s env=…: leave one of them out")
+        raise UsageError("env is set twice, by its own argument and by -s env=…: remove one of them")
     tree: dict[str, Any] = {"env": env}
     for key, value in settings.items():
         section, _, name = key.rpartition(".")
@@ -176,14 +185,14 @@ def _call_operation(service: Service, name: str, arguments: dict[str, Any]) -> A
     operation = getattr(service, name)
     if "issuer" not in inspect.signature(operation).parameters:
         return operation(**arguments)
-    who = f"cli:{getpass.getuser()}"
-    about = (who, "admin", name, arguments.get("run"))  # whoever may write the files may do anything with them
+    issuer = f"cli:{getpass.getuser()}"
+    entry = (issuer, "admin", name, arguments.get("run"))  # a user who may write the run's files has every permission
     try:
-        answer = operation(**arguments, issuer=who)
+        answer = operation(**arguments, issuer=issuer)
     except SteppeError as error:
-        service.ledger.audit(*about, f"refused: {error}")
+        service.ledger.audit(*entry, f"refused: {error}")
         raise
-    service.ledger.audit(*about, "done")
+    service.ledger.audit(*entry, "done")
     return answer
 
 
@@ -192,7 +201,7 @@ def _operation(answer: Any) -> Any:
 
 
 def _wait_until_finished(service: Service, answer: Any) -> Any:
-    """The same answer when its operation is no longer under way, which has a deadline of its own."""
+    """Return the answer with its finished operation. Each operation has a deadline, so this ends."""
     operation = _operation(answer)
     while operation is not None and operation.state == "pending":
         time.sleep(POLL_INTERVAL_S)
@@ -205,25 +214,27 @@ def _follow(service: Service, name: str, arguments: dict[str, Any], *, as_json: 
 
     ended = False
     while True:
-        found = getattr(service, name)(**arguments)
-        if found.next != arguments["after"]:
-            _print(name, found, as_json=as_json)
-            arguments["after"] = found.next
+        answer = getattr(service, name)(**arguments)
+        if answer.next != arguments["after"]:
+            _print(name, answer, as_json=as_json)
+            arguments["after"] = answer.next
         elif ended:
             return
         else:
-            ended = service.get_run(arguments["run"]).state in ENDED  # and once more: it may have spoken meanwhile
+            ended = (
+                service.get_run(arguments["run"]).state in ENDED
+            )  # then read once more: entries may have been written meanwhile
             time.sleep(0 if ended else POLL_INTERVAL_S)
 
 
 def _print(name: str, answer: BaseModel | None, *, as_json: bool) -> None:
-    told = answer.model_dump(mode="json", by_alias=True) if answer is not None else {}
+    fields = answer.model_dump(mode="json", by_alias=True) if answer is not None else {}
     if as_json:
-        return emit(told)
+        return emit(fields)
     if name == "get_logs":
-        return print("\n".join(told["lines"]))
-    rows = next((value for value in told.values() if _is_table(value)), None)
-    for key, value in told.items():
+        return print("\n".join(fields["lines"]))
+    rows = next((value for value in fields.values() if _is_table(value)), None)
+    for key, value in fields.items():
         if value is not rows and value not in (None, [], {}):
             print(f"{key:<12} {_cell(value)}")
     if rows:
@@ -237,11 +248,11 @@ def _is_table(value: Any) -> bool:
 
 
 def _cell(value: Any) -> str:
-    """A value on one line; what is long is for --json."""
+    """Format a value on one line; long values are cut (--json prints all of them)."""
     if isinstance(value, dict):
         return " ".join(f"{key}={_cell(inner)}" for key, inner in value.items() if inner is not None)[:300]
     if isinstance(value, list):
-        return f"{len(value)} of them" if len(value) > 12 else ", ".join(map(_cell, value))
+        return f"{len(value)} entries" if len(value) > 12 else ", ".join(map(_cell, value))
     if isinstance(value, float):
         return f"{value:.6g}" if value < _EPOCH_S else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     return "" if value is None else str(value)

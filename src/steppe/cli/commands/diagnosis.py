@@ -1,4 +1,4 @@
-"""`steppe doctor RUN`: what holds a run back, in a sentence, and the shares of time it is read from."""
+"""`steppe doctor RUN`: the bottleneck of a run in one sentence, and the time shares that show it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from steppe.cli.text_charts import duration, format_shares
 if TYPE_CHECKING:
     from steppe.records.view import RunView
 
-MAX_LISTED_ACTORS = 8  # with a line each; more of them are averaged
+MAX_LISTED_ACTORS = 8  # with more actors, one line shows their mean
 
 
 def diagnose_run(run: str, *, as_json: bool) -> None:
-    """Print the diagnosis of a run, whatever its state."""
+    """Print the diagnosis of a run in any state."""
     from steppe.records.profiling.diagnosis import diagnose, measure_time_shares
     from steppe.records.run_directory import RunDirectory
     from steppe.records.view import RunView

@@ -1,5 +1,5 @@
-"""`steppe doctor`: tries what training needs on this machine, and says what to do about whatever is missing. What holds a run
-back is for diagnosis.py to say."""
+"""`steppe doctor`: checks what training needs on this machine and says how to fix what is missing. diagnosis.py implements
+`steppe doctor RUN`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
 from steppe.core.contracts.errors import UsageError
 
-MODULES = {"pillow": "PIL"}  # distributions whose module has another name
+MODULES = {"pillow": "PIL"}  # distributions whose module has a different name
 SMALL_SHM_BYTES = 256 << 20
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was tried. `broken` means that training cannot work."""
+    """Result of one check. `broken` means that training cannot work."""
 
     what: str
     status: Literal["ok", "note", "broken"]
@@ -36,33 +36,37 @@ class CheckResult:
 
 def doctor(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Say what holds this run back.", show_default=False)
+        str | None, typer.Argument(metavar="[RUN]", help="Run whose bottleneck to report.", show_default=False)
     ] = None,
     as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Look packages up without importing them.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do not import packages; check only that they are installed.")
+    ] = False,
 ) -> None:
-    """Check this machine, or say what holds a run back.
+    """Check this machine, or find the bottleneck of a run.
 
-    Without RUN: tries Python, packages, GPU, shared memory and write access; exit code 1 when something needed is broken. With
-    RUN, running or ended: where its time goes, and what to change.
+    Without RUN: checks Python, packages, GPU, shared memory and write access; exit code 1 if training cannot work. With RUN (running
+    or ended): prints where its time goes and what to change.
     """
     if run is not None:
         if quick:
-            raise UsageError("--quick is for the check of this machine: leave it out, or leave RUN out")
+            raise UsageError("--quick applies to the check of this machine: remove --quick, or remove RUN")
         return diagnose_run(run, as_json=as_json)
     findings = list(run_checks(quick=quick))
     broken = [finding for finding in findings if finding.status == "broken"]
     if as_json:
         emit({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
     else:
-        print_table(["", "status", "found", "to do"], [list(asdict(finding).values()) for finding in findings])
-        words = ", ".join(finding.what for finding in broken)
-        print(f"\nNot ready to train: {words} broken." if broken else "\nReady to train.")
+        print_table(
+            ["check", "status", "found", "what to do"], [list(asdict(finding).values()) for finding in findings]
+        )
+        names = ", ".join(finding.what for finding in broken)
+        print(f"\nNot ready to train: fix {names}." if broken else "\nReady to train.")
     raise typer.Exit(1 if broken else 0)
 
 
 def run_checks(*, quick: bool = False) -> Iterator[CheckResult]:
-    """Every check in turn; one that fails unexpectedly is itself a finding."""
+    """Run all checks. A check that raises is reported as broken."""
     yield python()
     yield from packages(quick=quick)
     yield from extras()
@@ -77,13 +81,13 @@ def run_checks(*, quick: bool = False) -> Iterator[CheckResult]:
 
 
 def python() -> CheckResult:
-    """The interpreter; the package itself declares which it needs."""
+    """Check the version of the Python interpreter."""
     found = f"{platform.python_version()} at {sys.executable}"
     return CheckResult("python", "ok" if sys.version_info >= (3, 11) else "broken", found, "")
 
 
 def requirements() -> Iterator[tuple[str, str | None]]:
-    """(distribution, extra or None) as the installed package declares them."""
+    """Yield (distribution, extra or None) from the metadata of the installed package."""
     import re
     from importlib.metadata import requires
 
@@ -95,7 +99,7 @@ def requirements() -> Iterator[tuple[str, str | None]]:
 
 
 def packages(*, quick: bool) -> Iterator[CheckResult]:
-    """The core dependencies: present, and importable."""
+    """Check that the required dependencies are installed and can be imported."""
     from importlib.metadata import PackageNotFoundError, version
 
     for name, extra in requirements():
@@ -113,7 +117,7 @@ def packages(*, quick: bool) -> Iterator[CheckResult]:
 
 
 def extras() -> Iterator[CheckResult]:
-    """The optional dependencies; training works without them."""
+    """Check which optional dependencies are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     for name, extra in requirements():
@@ -126,25 +130,25 @@ def extras() -> Iterator[CheckResult]:
 
 
 def cores() -> CheckResult:
-    """The cores this process may use."""
+    """Report the cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return CheckResult("cores", "ok", f"{usable} usable of {os.cpu_count()}")
 
 
 def memory() -> CheckResult:
-    """Physical memory, or a container's limit where there is one."""
+    """Check physical memory, or the container's memory limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     total = min(total, int(text)) if text.isdigit() else total
     enough = total >= 2 * GIB
     return CheckResult(
-        "memory", "ok" if enough else "note", f"{total / GIB:.1f} GiB", "" if enough else "use few actors"
+        "memory", "ok" if enough else "note", f"{total / GIB:.1f} GiB", "" if enough else "use only one or two actors"
     )
 
 
 def gpu() -> CheckResult:
-    """Whether torch sees a GPU; `--device auto` uses the CPU without one."""
+    """Report the GPUs that torch can use; without one, `--device auto` means the CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -154,7 +158,7 @@ def gpu() -> CheckResult:
 
 
 def shared_memory() -> CheckResult:
-    """/dev/shm, where segments of the `processes` runtime live."""
+    """Check shared memory (/dev/shm), which holds the segments of the `processes` runtime."""
     from multiprocessing.shared_memory import SharedMemory
 
     probe = SharedMemory(create=True, size=4096)
@@ -171,7 +175,7 @@ def shared_memory() -> CheckResult:
 
 
 def processes() -> CheckResult:
-    """The means by which processes wait for each other."""
+    """Check that child processes and semaphores can be created."""
     import multiprocessing
 
     multiprocessing.get_context("forkserver").Semaphore(1)
@@ -179,24 +183,24 @@ def processes() -> CheckResult:
 
 
 def run_directory() -> CheckResult:
-    """Whether runs can be written where they would be."""
+    """Check that the directory for runs is writable."""
     from steppe.records.run_directory import runs_root
 
     wanted = runs_root().absolute()
     nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return CheckResult("runs", "ok", f"{wanted} can be written")
-    return CheckResult("runs", "broken", f"{wanted} cannot be written", "set STEPPE_RUNS to a directory of yours")
+        return CheckResult("runs", "ok", f"{wanted} is writable")
+    return CheckResult("runs", "broken", f"{wanted} is not writable", "set STEPPE_RUNS to a writable directory")
 
 
 def numba_cache() -> CheckResult:
-    """Where compiled kernels are kept between runs; without any such place numba refuses to cache."""
+    """Check that numba can write its cache of compiled kernels; it refuses to cache without a writable directory."""
     import steppe
 
-    own = os.environ.get("NUMBA_CACHE_DIR")
+    configured = os.environ.get("NUMBA_CACHE_DIR")
     package = Path(steppe.__file__ or ".").parent
-    for place in [Path(own)] if own else [package, Path.home()]:
-        existing = next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+    for directory in [Path(configured)] if configured else [package, Path.home()]:
+        existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
         if os.access(existing, os.W_OK | os.X_OK):
-            return CheckResult("numba cache", "ok", f"{place} can be written")
-    return CheckResult("numba cache", "broken", "no place to write it", "set NUMBA_CACHE_DIR to a directory of yours")
+            return CheckResult("numba cache", "ok", f"{directory} is writable")
+    return CheckResult("numba cache", "broken", "no writable directory", "set NUMBA_CACHE_DIR to a writable directory")

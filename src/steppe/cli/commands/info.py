@@ -1,4 +1,4 @@
-"""Commands that explain and change nothing: algorithms, environments, and where each configuration value comes from."""
+"""Read-only commands: list algorithms and environments, and show the configuration with the source of each value."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from steppe.core.contracts.errors import WorldError, did_you_mean
 
 
 def algos(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this algorithm's keys.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show the hyperparameters of this algorithm.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the algorithms, or the keys of one."""
+    """List the algorithms, or the hyperparameters of one."""
     from steppe.core.algorithms import ALGORITHMS, config_class
 
     if name is not None:
@@ -46,21 +48,23 @@ def _print_keys(config: Any, as_json: bool) -> None:
 
 
 def envs(
-    pattern: Annotated[str | None, typer.Argument(metavar="[FILTER]", help="Only ids that contain this.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Older versions too.")] = False,
+    pattern: Annotated[
+        str | None, typer.Argument(metavar="[FILTER]", help="List only ids that contain this text.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Include older versions.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the environments.
 
-    Besides these, `module:Id` names one that a module registers, `module:function` one that a function makes, and
-    `pettingzoo.sisl.pursuit_v5` or `sisl/pursuit-v5` one of PettingZoo's.
+    ENV can also be `module:Id` (an id that the module registers), `module:function` (a function that returns an environment), or a
+    PettingZoo environment: `pettingzoo.sisl.pursuit_v5` or `sisl/pursuit-v5`.
     """
     from steppe.envs.catalog import list_environments
 
     rows = [row for row in list_environments(every=every) if pattern is None or pattern.lower() in row["id"].lower()]
     if not rows:
         known = [row["id"] for row in list_environments(every=True)]
-        raise WorldError(f"no environment's id contains {pattern!r}.{did_you_mean(pattern or '', known)}")
+        raise WorldError(f"no environment id contains {pattern!r}.{did_you_mean(pattern or '', known)}")
     if as_json:
         return emit(rows)
     headers = ["id", "steps per episode", "solved at", "native vector", "needs"]
@@ -73,9 +77,9 @@ def envs(
 
 @experiment_flags
 def show_config(layers: Layers, as_json: bool) -> None:
-    """Show every key with its value and source.
+    """Show every configuration key with its value and source.
 
-    Sources, weakest first: default, the --config file, environment (STEPPE_SEED, STEPPE_AGENT__CLIP), flag.
+    Sources, lowest priority first: default, the --config file, environment variables (STEPPE_SEED, STEPPE_AGENT__CLIP), flags.
     """
     from steppe.core.config.run import flatten, resolve_config
 
@@ -104,7 +108,7 @@ def _meanings(config: Any) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    """A value as it would be written after `key=`; nothing is a dash."""
+    """Format a value as it is written after `key=`; None is a dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):

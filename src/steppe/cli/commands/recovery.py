@@ -1,4 +1,4 @@
-"""Commands for runs that did not go as planned, and for seeing again what happened: resume, rerun, reproduce, compare."""
+"""Commands that resume, repeat and compare runs: resume, checkpoints, rerun, reproduce, diff."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from steppe.training.reproduce import RaisedError, Reproduction
 
 Steps = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Environment steps in total, in place of those it was made for.")
+    int | None, typer.Option(metavar="N", min=1, help="New total of environment steps. Default: the run's own total.")
 ]
 RayAddress = Annotated[
-    str | None, typer.Option(metavar="ADDR", help="A Ray cluster to go on at, in place of where the run was.")
+    str | None, typer.Option(metavar="ADDR", help="Resume on this Ray cluster instead of the previous one.")
 ]
 
 KafkaAddress = Annotated[
-    str | None, typer.Option(metavar="ADDR", help="Kafka brokers to go on at, in place of those the run was at.")
+    str | None, typer.Option(metavar="ADDR", help="Resume with these Kafka brokers instead of the previous ones.")
 ]
 
 
@@ -38,14 +38,16 @@ def resume(
     kafka: KafkaAddress = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run from its newest whole checkpoint.
+    """Resume a run from its newest intact checkpoint.
 
-    After Ctrl-C, a fault, a kill or a power cut. Checkpoints that are damaged are named on stderr.
+    Works after Ctrl-C, an error, kill -9 or a power failure. Damaged checkpoints are skipped and reported on stderr.
     """
-    from steppe.training import resume as resuming
+    from steppe.training import resume as resume_module
 
     result = run_with_live_view(
-        lambda observers: resuming.resume(run, steps=steps, ray_address=ray_address, kafka=kafka, observers=observers),
+        lambda observers: resume_module.resume(
+            run, steps=steps, ray_address=ray_address, kafka=kafka, observers=observers
+        ),
         as_json=as_json,
     )
     print_failure(result)
@@ -53,7 +55,7 @@ def resume(
 
 
 def checkpoints(run: Run, as_json: AsJson = False) -> None:
-    """List a run's checkpoints with their age, size and health."""
+    """List a run's checkpoints with age, size and state."""
     from steppe.records.checkpoints import Checkpoints
     from steppe.records.run_directory import RunDirectory
 
@@ -63,7 +65,7 @@ def checkpoints(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         return emit(rows)
     if not rows:
-        return print(f"{directory.id} has no checkpoints yet")
+        return print(f"{directory.id} has no checkpoints yet.")
     headers = ["number", "age", "size", "steps", "version", "return", "health"]
     cells = [
         [
@@ -101,13 +103,14 @@ def _bytes(size: int) -> str:
 
 
 def rerun(run: Run, as_json: AsJson = False) -> None:
-    """Learn again what a recorded async run learned.
+    """Repeat a recorded async run and compare the weights.
 
-    Makes a new run beside it and compares the weights. The recorded one must have been trained with --record-arrivals. Exit code 1 when the weights are not the same.
+    Starts a new run that learns from the same segments in the same order. The original run needs --record-arrivals. Exit code 1 if the
+    weights differ.
     """
-    from steppe.training import rerun as rerunning
+    from steppe.training import rerun as rerun_module
 
-    result = run_with_live_view(lambda observers: rerunning.rerun(run, observers), as_json=as_json)
+    result = run_with_live_view(lambda observers: rerun_module.rerun(run, observers), as_json=as_json)
     print_failure(result)
     if result.summary["matched"] is False:
         print(f"steppe: {result.message}", file=sys.stderr)
@@ -118,49 +121,51 @@ def rerun(run: Run, as_json: AsJson = False) -> None:
 def reproduce(
     run: Run,
     fault: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Which recorded fault; the newest if absent.")
+        int | None, typer.Option(metavar="N", min=1, help="Number of the recorded fault. Default: the newest.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat what led an environment to its exception.
+    """Reproduce an exception that an environment raised in a run.
 
-    In this process, with the actions that the run recorded up to there. Exit code 0 when the same exception is raised at the same step, 1 when it is not.
+    Replays the recorded actions in this process. Exit code 0 if the same exception is raised at the same step, 1 otherwise.
     """
-    from steppe.training import reproduce as reproducing
+    from steppe.training import reproduce as reproduce_module
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
-        seen = reproducing.reproduce(run, fault)
-        if seen.found is not None:
-            print(seen.found.traceback, file=sys.stderr)
+        result = reproduce_module.reproduce(run, fault)
+        if result.found is not None:
+            print(result.found.traceback, file=sys.stderr)
         if as_json:
-            emit(_to_json(seen), stdout)
+            emit(_to_json(result), stdout)
         else:
-            print("\n".join(_result_lines(seen)))
-    raise typer.Exit(0 if seen.matched else 1)
+            print("\n".join(_result_lines(result)))
+    raise typer.Exit(0 if result.matched else 1)
 
 
-def _to_json(seen: Reproduction) -> dict[str, Any]:
+def _to_json(result: Reproduction) -> dict[str, Any]:
     import msgspec
 
-    return {**msgspec.to_builtins(seen, enc_hook=str), "matched": seen.matched}
+    return {**msgspec.to_builtins(result, enc_hook=str), "matched": result.matched}
 
 
-def _result_lines(seen: Reproduction) -> list[str]:
-    """What happened, for people."""
-    lines = [f"{seen.run}: {seen.recording.name}, actor {seen.actor}, {count(seen.steps)} steps repeated"]
-    lines += [f"note: {note}" for note in seen.notes]
-    then = f"{seen.recorded.exception} {_location(seen.recorded)}"
-    if seen.matched:
-        return [*lines, f"reproduced: {then}, as recorded"]
-    now = f"{seen.found.exception} {_location(seen.found)}" if seen.found is not None else "nothing was raised"
-    return [*lines, f"NOT reproduced: recorded was {then}; now {now}"]
+def _result_lines(result: Reproduction) -> list[str]:
+    """Format the result of `reproduce` as text."""
+    lines = [f"{result.run}: {result.recording.name}, actor {result.actor}, {count(result.steps)} steps replayed"]
+    lines += [f"note: {note}" for note in result.notes]
+    recorded = f"{result.recorded.exception} {_location(result.recorded)}"
+    if result.matched:
+        return [*lines, f"reproduced: {recorded}, as recorded"]
+    raised = (
+        f"{result.found.exception} {_location(result.found)}" if result.found is not None else "no exception was raised"
+    )
+    return [*lines, f"NOT reproduced: the run recorded {recorded}; this time {raised}"]
 
 
 def _location(raised: RaisedError) -> str:
     env, episode, step = (raised.place[key] for key in ("env_index", "episode", "step"))
-    words = ("at the reset" if not step else f"at step {step}") + ("" if episode is None else f" of episode {episode}")
-    return words + ("" if env is None else f" in environment {env}")
+    when = ("at the reset" if not step else f"at step {step}") + ("" if episode is None else f" of episode {episode}")
+    return when + ("" if env is None else f" in environment {env}")
 
 
 def diff(
@@ -168,9 +173,9 @@ def diff(
     other: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare with.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Show what differs between two runs.
+    """Compare two runs.
 
-    Configuration with its sources, versions, hardware, results.
+    Shows differences in configuration, sources of values, package versions, hardware and results.
     """
     from steppe.records.compare import compare_runs
     from steppe.records.run_directory import RunDirectory
@@ -185,7 +190,7 @@ def diff(
         for key, pair in pairs.items()
     ]
     if not rows:
-        return print(f"{found['runs'][0]} and {found['runs'][1]} do not differ")
+        return print(f"{found['runs'][0]} and {found['runs'][1]} do not differ.")
     return print_table(["", "key", *found["runs"]], rows)
 
 

@@ -1,4 +1,4 @@
-"""`steppe role actor|learner|manager`: one role of a run over Kafka, which is what a container runs."""
+"""`steppe role actor|learner|manager`: run one role of a run over Kafka in this process. Containers use it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,34 @@ if TYPE_CHECKING:
     from steppe.core.config.run import KafkaConfig, ResolvedConfig
 
 app = typer.Typer(
-    help="One role of a run over Kafka: what a container runs. Any of them may be started first, later, and again.",
+    help="Run one role of a run over Kafka, for example in a container. Roles can be started in any order and restarted.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
 Kafka = Annotated[
-    str | None, typer.Option(metavar="ADDR", help="Kafka brokers, host:port; STEPPE_KAFKA__ADDRESS if absent.")
+    str | None,
+    typer.Option(metavar="ADDR", help="Address of the Kafka brokers, host:port. Default: STEPPE_KAFKA__ADDRESS."),
 ]
-Run = Annotated[str, typer.Option("--run", metavar="ID", help="The run's name.")]
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="TOML file; its table [kafka] says how to get in.")]
+Run = Annotated[str, typer.Option("--run", metavar="ID", help="Name of the run.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="TOML file with configuration keys; [kafka] has address and credentials."),
+]
 Port = Annotated[
     int | None,
-    typer.Option("--metrics-port", metavar="N", min=0, max=65_535, help="Answer /healthz, /readyz, /metrics there."),
+    typer.Option(
+        "--metrics-port", metavar="N", min=0, max=65_535, help="Serve /healthz, /readyz and /metrics on this port."
+    ),
 ]
-Lines = Annotated[bool, typer.Option("--log-json", help="Print what happens as lines of JSON.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Print log lines as JSON.")]
 Pairs = Annotated[
     list[str] | None,
-    typer.Option("-s", "--set", metavar="KEY=VALUE", help="Any key, repeatable; kafka.… only, but of a learner."),
+    typer.Option(
+        "-s",
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a configuration key; repeatable. Actors and managers take kafka.* only.",
+    ),
 ]
 
 
@@ -41,14 +52,14 @@ def actor(
     run: Run,
     kafka: Kafka = None,
     index: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Which of the run's actors; the first free one if absent.")
+        int | None, typer.Option(metavar="N", min=0, help="Index of the actor. Default: the first free index.")
     ] = None,
     config: Config = None,
     pairs: Pairs = None,
     port: Port = None,
-    log_json: Lines = False,
+    log_json: LogJson = False,
 ) -> None:
-    """Collect experience for a run, until it ends."""
+    """Run an actor until the run ends."""
     _serve("actor", run, kafka, config, pairs, (port, log_json), index=index)
 
 
@@ -59,9 +70,9 @@ def manager(
     config: Config = None,
     pairs: Pairs = None,
     port: Port = None,
-    log_json: Lines = False,
+    log_json: LogJson = False,
 ) -> None:
-    """Evaluate a run's newest weights and record its results, until it ends."""
+    """Run the manager (evaluation and records) until the run ends."""
     _serve("manager", run, kafka, config, pairs, (port, log_json))
 
 
@@ -69,17 +80,17 @@ def manager(
 def learner(
     run: Run,
     env: Annotated[
-        str | None, typer.Argument(metavar="[ENV]", help="Of a run that does not exist yet.", show_default=False)
+        str | None, typer.Argument(metavar="[ENV]", help="Environment of a new run.", show_default=False)
     ] = None,
     kafka: Kafka = None,
     config: Config = None,
     pairs: Pairs = None,
     port: Port = None,
-    log_json: Lines = False,
+    log_json: LogJson = False,
 ) -> None:
-    """Learn for a run, from its newest checkpoint, until it ends.
+    """Run the learner until the run ends.
 
-    With ENV (or env in the file) and settings it creates the run if there is none of that name.
+    It continues from the newest checkpoint. With ENV (or `env` in the file) it creates the run if it does not exist.
     """
     _serve("learner", run, kafka, config, pairs, (port, log_json), env=env)
 
@@ -90,55 +101,57 @@ def _serve(
     address: str | None,
     file: Path | None,
     pairs: list[str] | None,
-    shows: tuple[int | None, bool],
+    telemetry: tuple[int | None, bool],
     *,
     env: str | None = None,
     index: int | None = None,
 ) -> NoReturn:
-    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # until the role itself takes care of signals
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # until the role installs its own handler
     if kind != "learner":
         _require_kafka_keys_only(kind, pairs or [])
-    found, resolved = _settings(address, file, pairs or [], env)
+    kafka, resolved = _settings(address, file, pairs or [], env)
     from steppe.records.telemetry.role_endpoint import start_role_endpoint
 
-    port, log_json = shows
-    # Before all else that takes its time: probes ask soon.
-    showing = start_role_endpoint(run, kind, port, log_json=log_json)
+    port, log_json = telemetry
+    # Before the slow imports: Kubernetes probes start early.
+    endpoint = start_role_endpoint(run, kind, port, log_json=log_json)
     try:
         from steppe.runtimes.kafka.standalone import run_standalone_role
 
-        run_standalone_role(kind, found, run, index, resolved if kind == "learner" else None, showing)
+        run_standalone_role(kind, kafka, run, index, resolved if kind == "learner" else None, endpoint)
     finally:
-        showing.close()
+        endpoint.close()
     _exit_now()
 
 
 def _exit_now() -> NoReturn:
-    """End at once: all that was to be said is written down. The interpreter's own end, with torch in it, takes half a second
-    of a core, and many actors that are asked to go at once on a busy node would be killed in the midst of it."""
+    """Exit without interpreter shutdown. With torch loaded, shutdown takes half a second of CPU time; many actors that stop at
+    once on a busy node would exceed their grace period and be killed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _require_kafka_keys_only(kind: str, pairs: list[str]) -> None:
-    """What a run is made of is the learner's to say; whoever joins it takes that from there."""
+    """Refuse other settings than kafka.*: actors and managers receive the run's settings from the learner."""
     for pair in pairs:
         if not pair.startswith("kafka."):
-            raise ConfigError(f"-s {pair}: a run's settings are its learner's, and a role {kind} takes kafka.… only")
+            raise ConfigError(f"-s {pair}: role {kind} accepts kafka.* settings only; give the others to the learner")
 
 
 def _settings(
     address: str | None, file: Path | None, pairs: list[str], env: str | None
 ) -> tuple[KafkaConfig, ResolvedConfig | None]:
-    """How to reach the brokers, and the run that is described besides, if one is."""
+    """Return the Kafka settings and, if an environment is given, the configuration of the run."""
     from steppe.cli.options import layers
     from steppe.core.config.run import resolve_config
 
     given = {"runtime": "kafka", "kafka.address": address, "env": env}
-    found = layers({key: text for key, text in given.items() if text is not None}, pairs, file)
-    described = any("env" in layer for _, layer in found)
-    resolved = resolve_config(*found) if described else resolve_config(*found, ("default", {"env": "none"}))
+    config_layers = layers({key: text for key, text in given.items() if text is not None}, pairs, file)
+    has_env = any("env" in layer for _, layer in config_layers)
+    resolved = (
+        resolve_config(*config_layers) if has_env else resolve_config(*config_layers, ("default", {"env": "none"}))
+    )
     if resolved.config.kafka.address is None:
-        raise ConfigError("where are the brokers? give --kafka HOST:PORT, or set STEPPE_KAFKA__ADDRESS")
-    return resolved.config.kafka, resolved if described else None
+        raise ConfigError("no address of the Kafka brokers: give --kafka HOST:PORT, or set STEPPE_KAFKA__ADDRESS")
+    return resolved.config.kafka, resolved if has_env else None

@@ -1,4 +1,4 @@
-"""Commands about runs that exist: list, watch, stop and judge them. All they know comes from the run's directory."""
+"""Commands on existing runs: list, watch, stop and evaluate. They read and write the run's directory only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_all(as_json: AsJson = False) -> None:
     if as_json:
         return emit([_to_json(info) for info in infos])
     if not infos:
-        return print(f"{runs_root()} holds no runs yet: steppe train ENV makes one")
+        return print(f"{runs_root()} contains no runs yet. Start one with: steppe train ENV")
     rows = [_row(info) for info in infos]
     return print_table(list(rows[0]), [list(row.values()) for row in rows], right=("steps", "return", "steps/s"))
 
@@ -76,9 +76,9 @@ def watch(
     interval_s: Annotated[float, typer.Option(metavar="S", min=0.05, help="Seconds between refreshes.")] = 0.25,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run's live view until it ends.
+    """Show the live view of a run until it ends.
 
-    Ctrl-C leaves the run alone. With --json one line is printed per refresh.
+    Ctrl-C ends the view, not the run. With --json, one line is printed per refresh.
     """
     from steppe.cli.live_view import live_view, render
     from steppe.cli.output import console
@@ -96,7 +96,7 @@ def watch(
 
 
 def _follow(view: RunView, show: Callable[[RunView], None], interval_s: float) -> None:
-    """Show a view again and again until its run has ended, the last state included."""
+    """Refresh and show a view until its run has ended; the final state is shown too."""
     view.refresh()
     show(view)
     while not view.ended:
@@ -107,13 +107,13 @@ def _follow(view: RunView, show: Callable[[RunView], None], interval_s: float) -
 
 def stop(
     run: Run,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
-    timeout_s: Annotated[float, typer.Option(metavar="S", min=0, help="Give up waiting after this long.")] = 60.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False,
+    timeout_s: Annotated[float, typer.Option(metavar="S", min=0, help="Maximum wait in seconds.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a run to stop with a checkpoint.
+    """Stop a run after it has written a checkpoint.
 
-    Exit code 4 when it has already ended, 1 when it did not end in time.
+    Exit code 4 if the run has already ended, 1 if it did not end within --timeout-s.
     """
     from steppe.core.contracts.transport import COMMANDS
     from steppe.records.run_directory import RunDirectory
@@ -126,7 +126,7 @@ def stop(
     if as_json:
         emit({"run": directory.id, "state": status.state, "reason": status.reason, "command": command["id"]})
     else:
-        print(f"{directory.id} {'ended ' + status.state if wait else 'was asked to stop'}")
+        print(f"{directory.id} has ended: {status.state}" if wait else f"{directory.id} was asked to stop")
 
 
 def _require_live(directory: RunDirectory) -> None:
@@ -135,8 +135,8 @@ def _require_live(directory: RunDirectory) -> None:
     status = directory.store.status()
     if status.state not in ENDED:
         return
-    why = f" ({status.reason})" if status.reason else ""
-    raise Conflict(f"{directory.id} is not running: it ended {status.state}{why}, so there is nothing to stop")
+    reason = f" ({status.reason})" if status.reason else ""
+    raise Conflict(f"{directory.id} cannot be stopped: it has already ended, {status.state}{reason}")
 
 
 def _wait_until_ended(directory: RunDirectory, timeout_s: float) -> Status:
@@ -145,28 +145,33 @@ def _wait_until_ended(directory: RunDirectory, timeout_s: float) -> Status:
 
     while (status := directory.store.status()).state not in ENDED:
         if time.monotonic() > deadline:
-            raise RunFailed(f"{directory.id} is still {status.state} after {timeout_s:g} s (process {status.pid})")
+            raise RunFailed(
+                f"{directory.id} is still {status.state} after {timeout_s:g} s (process {status.pid}): "
+                "wait longer with --timeout-s, or kill the process and resume the run later"
+            )
         time.sleep(_POLL_S)
     return status
 
 
 def evaluate(
     run: Run,
-    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Episodes to play.")] = 20,
-    render: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep recordings of episodes here.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the episodes.")] = 0,
+    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes.")] = 20,
+    render: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write videos of episodes to this directory.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the environment and of sampled actions.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Play episodes with a run's weights and report their returns."""
-    from steppe.training import evaluate as evaluation
+    """Evaluate a run's weights: run episodes and print their returns."""
+    from steppe.training import evaluate as evaluate_module
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
-        result = evaluation.evaluate(run, episodes=episodes, seed=seed, render_dir=render)
+        result = evaluate_module.evaluate(run, episodes=episodes, seed=seed, render_dir=render)
         if as_json:
             return emit(result, stdout)
-    told = {key: value for key, value in result.items() if value is not None}
-    width = max(len(key) for key in told)
-    for key, value in told.items():
+    fields = {key: value for key, value in result.items() if value is not None}
+    width = max(len(key) for key in fields)
+    for key, value in fields.items():
         print(f"{key:<{width}}  {decimal(value) if isinstance(value, float) else value}")
     return None

@@ -1,4 +1,4 @@
-"""`steppe serve` and `steppe mcp`: the control plane of this machine's runs, at an address or for one AI client."""
+"""`steppe serve` and `steppe mcp`: the control service over HTTP, or over standard input for one MCP client."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--allow-host", metavar="NAME", help="Answer to this host name too. May be repeated."),
+    typer.Option("--allow-host", metavar="NAME", help="Accept requests for this host name too; repeatable."),
 ]
 Modules = Annotated[
     list[str] | None,
-    typer.Option("--allow-env", metavar="MODULE:ID", help="Let runs use this environment too. May be repeated."),
+    typer.Option("--allow-env", metavar="MODULE:ID", help="Allow runs with this environment; repeatable."),
 ]
 Kafka = Annotated[
     str | None,
     typer.Option(
-        metavar="ADDR", help="Let runs go through these Kafka brokers, host:port; STEPPE_KAFKA__* says how to get in."
+        metavar="ADDR",
+        help="Kafka brokers, host:port, for runs with the runtime kafka. STEPPE_KAFKA__* has the credentials.",
     ),
 ]
-MaxActors = Annotated[int, typer.Option(metavar="N", min=1, help="Most actors of one run.")]
-MaxRuns = Annotated[int, typer.Option(metavar="N", min=1, help="Most runs under way at once.")]
+MaxActors = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum actors per run.")]
+MaxRuns = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum runs at the same time.")]
 
 
 class Scope(StrEnum):
-    """What a caller may do."""
+    """Permissions of a client."""
 
     READ = "read"
     CONTROL = "control"
@@ -42,7 +43,7 @@ class Scope(StrEnum):
 
 
 class Autoscale(StrEnum):
-    """What is done about the number of actors."""
+    """What autoscaling does with the number of actors."""
 
     OFF = "off"
     RECOMMEND = "recommend"
@@ -58,46 +59,47 @@ def serve(
     max_runs: MaxRuns = 8,
     kafka: Kafka = None,
     kubernetes: Annotated[
-        str | None, typer.Option(metavar="NAMESPACE", help="Serve the run of this Kubernetes namespace instead.")
+        str | None, typer.Option(metavar="NAMESPACE", help="Serve the run in this Kubernetes namespace.")
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Serve this run over Kafka alone, whose roles others start."),
+        typer.Option(metavar="ID", help="Serve one run over Kafka whose roles are started elsewhere."),
     ] = None,
     autoscale: Annotated[
-        Autoscale, typer.Option(help="Say in a run's event log how many actors it needs, or set them.")
+        Autoscale, typer.Option(help="recommend: write the needed number of actors to the event log; set: change it.")
     ] = Autoscale.OFF,
     sign_in: Annotated[
-        bool, typer.Option("--sign-in", help="Print a new sign-in link for the service that runs already, and exit.")
+        bool, typer.Option("--sign-in", help="Print a new sign-in link for the running service, and exit.")
     ] = False,
 ) -> None:
-    """Start, stop, watch, scale and tune runs over HTTP.
+    """Serve the web page and the REST API for runs.
 
-    Prints its address with a link that signs in once. Runs outlive it: stopped or killed and started again, it goes on
-    where it was.
+    Prints its address with a sign-in link that works once. Runs continue when the service stops; after a restart it finds them
+    again.
     """
     if sign_in:
         return _import_server("steppe serve").sign_in()  # type: ignore[no-any-return]
     bounds = make_bounds(allow_env, max_actors, max_runs)
     allowed, mode = tuple(allow_host or ()), autoscale.value
-    if kubernetes or run:  # whose roles are told in the same way
+    if kubernetes or run:  # commands to their roles go over Kafka
         kafka = kafka or os.environ.get("STEPPE_KAFKA__ADDRESS")
     _import_server("steppe serve").serve(host, port, allowed, bounds, kubernetes, mode, kafka_config_at(kafka), run)
     return None
 
 
 def mcp(
-    scope: Annotated[Scope, typer.Option(help="What the client may do: look, change runs, or kill and delete too.")] = (
-        Scope.READ
-    ),
+    scope: Annotated[
+        Scope,
+        typer.Option(help="Permissions of the client: read, control (change runs) or admin (kill and delete too)."),
+    ] = (Scope.READ),
     allow_env: Modules = None,
     max_actors: MaxActors = 16,
     max_runs: MaxRuns = 8,
     kafka: Kafka = None,
 ) -> None:
-    """Let an AI client look after runs, over standard input (MCP).
+    """Serve runs to an MCP client over standard input.
 
-    It may only read unless told otherwise. What ends or removes a run is asked of the person. See docs/mcp.md.
+    By default the client may only read. Tools that end or delete a run need a confirmation. See docs/mcp.md.
     """
     bounds = make_bounds(allow_env, max_actors, max_runs)
     _import_server("steppe mcp").serve_mcp_stdio(scope.value, bounds, kafka_config_at(kafka))
@@ -114,22 +116,22 @@ def _import_server(command: str) -> ModuleType:
 
 
 def make_bounds(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
-    """What may be asked of this machine."""
+    """Return the limits of the service."""
     from steppe.control.service import Bounds
 
     for name in modules or ():
         if ":" not in name:
-            raise UsageError(f"--allow-env {name}: give module:Id; registered environments need no leave")
+            raise UsageError(f"--allow-env {name}: give module:Id; registered environments are allowed without it")
     return Bounds(actors=max_actors, live_runs=max_runs, modules=tuple(modules or ()))
 
 
 def kafka_config_at(address: str | None) -> KafkaConfig | None:
-    """How to reach them; what is secret, and everything but the address, comes from the environment."""
+    """Return the Kafka settings for an address; credentials and all other keys come from environment variables."""
     if address is None:
         return None
     from steppe.core.config.run import KafkaConfig, from_environ
     from steppe.core.config.validation import validate_config
 
-    ways = {key.removeprefix("kafka."): value for key, value in from_environ().items() if key.startswith("kafka.")}
-    found: KafkaConfig = validate_config(KafkaConfig, {**ways, "address": address}, "kafka.")
-    return found
+    values = {key.removeprefix("kafka."): value for key, value in from_environ().items() if key.startswith("kafka.")}
+    config: KafkaConfig = validate_config(KafkaConfig, {**values, "address": address}, "kafka.")
+    return config

@@ -1,4 +1,4 @@
-"""`steppe train`: resolve the configuration, hand it to the loops with a view as observer, and say what came of it."""
+"""`steppe train`: resolve the configuration, run the experiment with a live view, and print the summary."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def train(layers: Layers, as_json: bool) -> None:
     """Train an agent in an environment.
 
-    The run ends when its steps are done or, with --target-return, when an evaluation reaches it. A terminal gets a live
-    view; Ctrl-C stops the run with a checkpoint.
+    The run ends after its steps or, with --target-return, when an evaluation reaches that return. A terminal shows a live view.
+    Ctrl-C writes a checkpoint and stops the run.
     """
     from steppe.core.config.run import resolve_config
 
@@ -39,7 +39,7 @@ def train(layers: Layers, as_json: bool) -> None:
 
 
 def run_with_live_view(start: Callable[[list[Observer]], RunResult], *, as_json: bool) -> RunResult:
-    """Let a run go under a live view, and print what came of it."""
+    """Start a run, show its live view and print its summary."""
     from steppe.cli.live_view import live_view
     from steppe.cli.summary import summary_text
 
@@ -53,11 +53,11 @@ def run_with_live_view(start: Callable[[list[Observer]], RunResult], *, as_json:
                 show(view)
 
             result = start([observe])
-            for view in views:  # once more, now that the run has its final state
+            for view in views:  # show the final state
                 view.refresh()
                 show(view)
         for damage in views[0].damaged if views else ():
-            print(f"steppe: WARNING: passed over a checkpoint: {damage}", file=sys.stderr)
+            print(f"steppe: WARNING: skipped a damaged checkpoint: {damage}", file=sys.stderr)
         if as_json:
             emit(result.summary, stdout)
         else:
@@ -66,7 +66,7 @@ def run_with_live_view(start: Callable[[list[Observer]], RunResult], *, as_json:
 
 
 def print_failure(result: RunResult) -> None:
-    """Say on stderr why a run failed, with the traceback of where it happened."""
+    """Print why a run failed on stderr, with the traceback of its role."""
     traceback = result.fault.details.get("traceback") if result.fault else None
     if traceback:
         print(traceback, file=sys.stderr)
@@ -75,7 +75,7 @@ def print_failure(result: RunResult) -> None:
 
 
 def exit_code(summary: Mapping[str, Any]) -> int:
-    """0 for a run that ended as asked (also by `steppe stop`), 1 for a failed one, 130 for one that was interrupted."""
+    """Return 0 for a run that succeeded or was stopped, 1 for a failed run, 130 for an interrupted one."""
     if summary["state"] == "STOPPED" and summary.get("reason") == "interrupted":
         return 130
     return 0 if summary["state"] in ("SUCCEEDED", "STOPPED") else 1

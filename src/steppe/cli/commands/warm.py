@@ -1,6 +1,6 @@
-"""`steppe warm`: trains a little of everything, so that what is compiled on first use is on disk before the first real run.
+"""`steppe warm`: compiles all numba kernels and caches them on disk, by short training runs of every kind.
 
-What is called is what runs call: a kernel is kept for the very types that it was called with.
+The kernels are called through real runs because numba caches a kernel per argument types.
 """
 
 from __future__ import annotations
@@ -41,58 +41,58 @@ RUNS: dict[str, Mapping[str, Any]] = {
 
 
 def warm(as_json: AsJson = False) -> None:
-    """Compile every kernel now, instead of in the first runs.
+    """Compile and cache all numba kernels, so that the first runs do not wait for it.
 
-    Trains a little of everything; done again, it finds nothing left to do. The machine code is kept with the package, in
-    your cache directory where that cannot be written, or where NUMBA_CACHE_DIR says.
+    Runs a short training of every kind; a second call finds everything compiled. The cache is in the package's directory, in your
+    user cache directory if the package is read-only, or in NUMBA_CACHE_DIR if it is set.
     """
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    place = numba_cache()
-    if place.status == "broken":
-        raise UsageError(f"compiled kernels cannot be kept: {place.details}; {place.advice}")
+    cache = numba_cache()
+    if cache.status == "broken":
+        raise UsageError(f"compiled kernels cannot be cached: {cache.details}; {cache.advice}")
     delete_stale_kernels(PACKAGE)
-    began = time.monotonic()
+    started = time.monotonic()
     with ProcessPoolExecutor(len(PARALLEL_GROUPS), get_context("spawn")) as pool:
         compiled = sum(pool.map(warm_group, PARALLEL_GROUPS))
-    taken = time.monotonic() - began
+    seconds = time.monotonic() - started
     if as_json:
-        emit({"compiled": compiled, "seconds": taken})
+        emit({"compiled": compiled, "seconds": seconds})
     else:
-        print(f"{compiled} kernels compiled in {taken:.1f} s." if compiled else "Everything was compiled already.")
+        print(f"{compiled} kernels compiled in {seconds:.1f} s." if compiled else "All kernels were already compiled.")
 
 
 def delete_stale_kernels(package: Path) -> int:
-    """Remove kernels compiled before the newest source of any; returns how many files that were.
+    """Delete cached kernels that are older than the newest kernel source file; return the number of deleted files.
 
-    A kernel is compiled anew when its own file changes, but it also contains the kernels of other files that it calls.
+    Numba recompiles a kernel when its own file changes, but not when a kernel that it calls changes in another file.
     """
     newest = max(path.stat().st_mtime for path in package.rglob("*.py") if "numba" in path.read_text())
     stale = [path for path in package.rglob("__pycache__/*.nb[ic]") if path.stat().st_mtime < newest]
-    with contextlib.suppress(PermissionError):  # then numba does not look there either
+    with contextlib.suppress(PermissionError):  # in a read-only package numba does not use this cache
         for path in stale:
             path.unlink(missing_ok=True)
     return len(stale)
 
 
 def warm_group(names: Sequence[str]) -> int:
-    """Train these, one after the other in this process; returns how many kernels had to be compiled."""
+    """Run these trainings one after the other in this process; return the number of kernels compiled."""
     before = 0
     for name in names:
-        since = time.monotonic()
+        started = time.monotonic()
         OTHERS[name]() if name in OTHERS else _run({**SHORT, **RUNS[name]})
         compiled = num_compiled()
-        words = f"{name}: {compiled - before} compiled, {time.monotonic() - since:.1f} s"
-        print(words, file=sys.stderr, flush=True)
+        line = f"{name}: {compiled - before} kernels compiled, {time.monotonic() - started:.1f} s"
+        print(line, file=sys.stderr, flush=True)
         before = compiled
     return before
 
 
 def num_compiled() -> int:
-    """How many kernels of this package were compiled by this process, those that others call included."""
+    """Return the number of this package's kernels that this process compiled, called kernels included."""
     modules = [module for name, module in sys.modules.items() if name.startswith("steppe.")]
-    kernels = {id(thing): thing for module in modules for thing in vars(module).values() if hasattr(thing, "py_func")}
+    kernels = {id(value): value for module in modules for value in vars(module).values() if hasattr(value, "py_func")}
     return sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels.values())
 
 
@@ -105,7 +105,7 @@ def _run(settings: Mapping[str, Any]) -> None:
 
 
 def _tables() -> None:
-    """Every learner with a table: step by step, with and without action masks, and from arrays."""
+    """Compile every tabular algorithm: per step, with and without action masks, and in batches."""
     import numpy as np
 
     from steppe.algorithms.tabular.double_q import DoubleQLearning
@@ -127,7 +127,7 @@ def _tables() -> None:
 
 
 def _games() -> None:
-    """Compiled training in games, and many games as one vector environment."""
+    """Compile the game trainer and the vectorized TicTacToe environment."""
     import numpy as np
 
     from steppe.algorithms.tabular.game_trainer import GameTrainer
@@ -145,7 +145,7 @@ def _games() -> None:
 
 
 def _downscaling() -> None:
-    """What Atari games make of two screens."""
+    """Compile the downscaling of Atari screens."""
     import numpy as np
 
     from steppe.envs.wrappers.downscale import AreaDownscaler
@@ -155,7 +155,7 @@ def _downscaling() -> None:
 
 
 def _pathfinding() -> None:
-    """Pathfinding worlds."""
+    """Compile the pathfinding environment."""
     import numpy as np
 
     from steppe.envs.pathfinding.worlds import PathfindingWorlds
@@ -166,7 +166,7 @@ def _pathfinding() -> None:
 
 
 def _parameter_server() -> None:
-    """What a parameter server does with three workers' updates, private noise included."""
+    """Compile aggregation, optimizers and differential privacy of the parameter server."""
     import numpy as np
 
     from steppe.params.aggregation import METHODS, Aggregation
@@ -177,7 +177,7 @@ def _parameter_server() -> None:
     updates, values = np.zeros((3, 2), np.float32), np.zeros(2, np.float32)
     for method in METHODS:
         Aggregation(method).combine(updates)
-    sent, noise = np.frombuffer(bytes(8), np.float32), np.empty(2)  # from a message, which nobody may write to
+    sent, noise = np.frombuffer(bytes(8), np.float32), np.empty(2)  # read-only, as received in a message
     for row in (updates[0], sent):
         for kind in DEFAULTS:
             OptimizerState(Optimizer(kind), 2).step(values, row, np.empty_like(values))
@@ -194,5 +194,6 @@ OTHERS = {
     "worlds": _pathfinding,
     "parameter server": _parameter_server,
 }
-# Side by side; what shares kernels is in one lane, or both would compile them. The first has no need of torch.
+# Compiled in parallel processes. Trainings that share kernels are in one group, or both would compile them. The first group
+# does not import torch.
 PARALLEL_GROUPS = ((*OTHERS, "workers"), tuple(name for name in RUNS if name != "workers"))
