@@ -41,9 +41,9 @@ def test_the_benchmarks_are_listed_with_what_they_measure(steppe):
     ("words", "said"),
     [
         (["ppo_cartpol"], "Did you mean 'ppo_cartpole'?"),
-        (["weights", "--all"], "give one benchmark's name"),
-        (["--all", "--part", "a"], "give one benchmark's name"),
-        (["weights", "--json"], "--json is for the list"),
+        (["weights", "--all"], "give the name of one benchmark"),
+        (["--all", "--part", "a"], "give the name of one benchmark"),
+        (["weights", "--json"], "--json works with the list only"),
     ],
 )
 def test_wrong_usage_is_one_sentence(steppe, words, said):
@@ -71,6 +71,6 @@ def test_an_installed_package_has_no_benchmarks(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "steppe: the benchmarks are not part of the installed package: run `steppe bench` from a source checkout "
+        "steppe: the installed package does not contain the benchmarks: run `steppe bench` from a source checkout "
         "(make bench)\n"
     )

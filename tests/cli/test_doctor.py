@@ -138,7 +138,7 @@ def test_a_failed_run(steppe):
     [
         (["nope"], "there is no run 'nope'"),
         (["nope", "--json"], "there is no run 'nope'"),
-        (["pole", "--quick"], "--quick is for the check of this machine"),
+        (["pole", "--quick"], "--quick applies to the check of this machine"),
     ],
 )
 def test_mistakes_are_one_sentence(steppe, live_run, words, said):

@@ -65,5 +65,5 @@ def test_a_role_with_nothing_to_lose_ends_at_once(moment: str, said: str) -> Non
 
 def test_the_help_of_kafka_is_one_sentence() -> None:
     text = CliRunner().invoke(app, ["train", "--help"]).output
-    assert "Kafka brokers, host:port" in " ".join(text.split())
+    assert "Address of the Kafka brokers for --runtime kafka: host:port." in " ".join(text.split())
     assert "linger_ms" not in text

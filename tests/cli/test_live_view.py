@@ -65,7 +65,7 @@ def test_bars_are_as_long_as_the_shares(view):
 def test_actors_and_events_have_rows_and_control_codes_are_not_passed_on(view):
     text = drawn(view, 120)
     assert "actor 0     running  version 40  250,000 steps\n" in text
-    assert "actor 1     running  version 40  250,000 steps  restarted 1 ×" in text
+    assert "actor 1     running  version 40  250,000 steps  restarts 1" in text
     assert "restart  actor-1  signal 9  note two lines" in text
     assert "\x1b" not in text
 

@@ -37,7 +37,7 @@ def wait_for_command(live_run, process) -> dict:
 
 
 def test_runs_in_an_empty_place(steppe):
-    assert "holds no runs yet" in steppe("runs").stdout
+    assert "contains no runs yet" in steppe("runs").stdout
     assert json.loads(steppe("runs", "--json").stdout) == []
 
 
@@ -73,7 +73,7 @@ def test_stop_waits_for_the_end(live_run):
     assert process.poll() is None
     live_run.store.set_status("STOPPED", "stop_requested")
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "pole ended STOPPED\n", "")
+    assert (process.returncode, out, err) == (0, "pole has ended: STOPPED\n", "")
 
 
 def test_stop_that_is_not_obeyed_in_time_fails(steppe, live_run):
@@ -86,7 +86,7 @@ def test_stopping_what_has_ended_is_a_conflict(steppe, live_run):
     live_run.store.set_status("FAILED", "environment_fault")
     done = steppe("stop", "pole")
     assert done.returncode == 4
-    assert "it ended FAILED (environment_fault)" in done.stderr
+    assert "it has already ended, FAILED (environment_fault)" in done.stderr
     assert live_run.store.read(COMMANDS) == []
 
 

@@ -97,7 +97,7 @@ def test_version(steppe):
         (["train", "CartPole-v1", "--device", "gpu"], "device='gpu'"),
         (["train", "CartPole-v1", "--seed", "-1"], "seed=-1"),
         (["train", "CartPole-v1", "-s", "clip"], "key=value"),
-        (["train", "CartPole-v1", "--actors", "2", "-s", "actors=3"], "actors is given twice"),
+        (["train", "CartPole-v1", "--actors", "2", "-s", "actors=3"], "actors is set twice"),
         (["train", "CartPole-v1", "--config", "none.toml"], "cannot read none.toml"),
         (["train"], "no environment given"),
         (["train", "CartPole-v1", "--actor", "2"], "--actors"),
@@ -107,8 +107,8 @@ def test_version(steppe):
         (["watch", "nothing"], "there is no run 'nothing'"),
         (["stop", "nothing"], "there is no run 'nothing'"),
         (["eval", "nothing", "--episodes", "0"], "--episodes"),
-        (["role", "actor", "--run", "r", "-s", "learning_rate=1"], "a run's settings are its learner's"),
-        (["role", "manager", "--run", "r", "-s", "seed=1"], "a run's settings are its learner's"),
+        (["role", "actor", "--run", "r", "-s", "learning_rate=1"], "accepts kafka.* settings only"),
+        (["role", "manager", "--run", "r", "-s", "seed=1"], "accepts kafka.* settings only"),
         (["train", "CartPole-v1", "-s", "clip=1e308"], "agent.clip=1e+308: input should be less than or equal to 10"),
         (["train", "CartPole-v1", "-s", "hidden=[1000000000]"], "input should be less than or equal to 65536"),
         (["train", "CartPole-v1", "-s", f"hidden={[65_536] * 8}"], "lower what needs most"),
@@ -253,7 +253,7 @@ def test_doctor_says_what_is_broken_and_exits_1(steppe, tmp_path):
     (tmp_path / "occupied").write_text("a file where runs should be")
     done = steppe("doctor", "--quick", STEPPE_RUNS=str(tmp_path / "occupied"))
     assert done.returncode == 1
-    assert "Not ready to train: runs broken." in done.stdout
+    assert "Not ready to train: fix runs." in done.stdout
     assert "STEPPE_RUNS" in done.stdout
 
 

@@ -97,7 +97,7 @@ def test_what_it_compiled_is_counted_and_found_again(tmp_path, monkeypatch, caps
     compiled = json.loads(capsys.readouterr().out)["compiled"]
     assert compiled == len(set((tmp_path / "kernels").rglob("*.nbc"))) > 1
     warming.warm()
-    assert capsys.readouterr().out == "Everything was compiled already.\n"
+    assert capsys.readouterr().out == "All kernels were already compiled.\n"
 
 
 def test_without_a_place_for_it_there_is_one_sentence(steppe, tmp_path):
@@ -105,7 +105,9 @@ def test_without_a_place_for_it_there_is_one_sentence(steppe, tmp_path):
     nowhere.write_text("not a directory")
     done = steppe("warm", NUMBA_CACHE_DIR=str(nowhere / "inside"))
     assert done.returncode == 2
-    assert done.stderr.startswith("steppe: compiled kernels cannot be kept: no place to write it; set NUMBA_CACHE_DIR")
+    assert done.stderr.startswith(
+        "steppe: compiled kernels cannot be cached: no writable directory; set NUMBA_CACHE_DIR"
+    )
     assert done.stderr.count("\n") == 1
 
 

@@ -11,7 +11,7 @@ from steppe.cli.options import AsJson
 from steppe.cli.output import emit
 
 app = typer.Typer(
-    help="Start and stop a Kafka broker on this machine, for development.", rich_markup_mode=None, no_args_is_help=True
+    help="Start and stop a local Kafka broker for development.", rich_markup_mode=None, no_args_is_help=True
 )
 
 

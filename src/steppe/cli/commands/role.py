@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steppe.core.config.run import KafkaConfig, ResolvedConfig
 
 app = typer.Typer(
-    help="Run one role of a run over Kafka, for example in a container. Roles can be started in any order and restarted.",
+    help="Run one role of a run over Kafka, as containers do. Roles can be started in any order and restarted.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )

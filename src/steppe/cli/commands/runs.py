@@ -162,7 +162,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the environment and of sampled actions.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a run's weights: run episodes and print their returns."""
+    """Run evaluation episodes and print their returns."""
     from steppe.training import evaluate as evaluate_module
 
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ RUNS: dict[str, Mapping[str, Any]] = {
 
 
 def warm(as_json: AsJson = False) -> None:
-    """Compile and cache all numba kernels, so that the first runs do not wait for it.
+    """Compile all numba kernels now instead of in the first runs.
 
     Runs a short training of every kind; a second call finds everything compiled. The cache is in the package's directory, in your
     user cache directory if the package is read-only, or in NUMBA_CACHE_DIR if it is set.
