@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from steppe.control.backends.base import ACTOR, LEARNER, RoleStatus, RunSpec
+from steppe.control.backends.orchestrator import ACTOR, LEARNER, RoleStatus, RunSpec
 from steppe.control.backends.kubernetes import KubernetesService
 from steppe.control.backends.publisher import CommandPublisher
 from steppe.core.config.run import KafkaConfig, resolve_config

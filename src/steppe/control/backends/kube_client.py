@@ -19,7 +19,7 @@ import aiohttp
 from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
-from steppe.control.backends.base import ROLES, RoleStatus, RunSpec
+from steppe.control.backends.orchestrator import ROLES, RoleStatus, RunSpec
 from steppe.core.contracts.errors import ConfigError, Conflict, Unreachable, UsageError
 
 DEPLOYMENT_NAMES = {role: f"steppe-{role}" for role in ROLES}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from steppe.control import models, presenters
-from steppe.control.backends.base import ACTOR, LEARNER, ROLES, Orchestrator, RoleStatus, RunSpec
+from steppe.control.backends.orchestrator import ACTOR, LEARNER, ROLES, Orchestrator, RoleStatus, RunSpec
 from steppe.control.database import new_operation
 from steppe.control.service import Bounds, Service, operation, to_command
 from steppe.core.config.run import ResolvedConfig, flat_keys, flatten, resolve_config
