@@ -7,13 +7,13 @@ import os
 import tempfile
 from pathlib import Path
 
+from steppe.control.factory import make_local_service
 from steppe.control.http.app import make_app
 from steppe.control.http.auth import AccessControl, TokenStore
-from steppe.control.service import Service
 
 with tempfile.TemporaryDirectory() as scratch:
     os.environ["STEPPE_RUNS"] = scratch
-    service = Service()
+    service = make_local_service()
     schema = make_app(service, AccessControl(TokenStore(service.private / "tokens.json"))).openapi()
     service.close()
 target = Path(__file__).parents[1] / "docs" / "openapi.json"

@@ -10,8 +10,8 @@ import pytest
 
 from steppe.control.autoscale.loop import AutoscaleLoop
 from steppe.control.autoscale.policy import Autoscaler, RunLoad, ScalingPolicy, decide_scaling
+from steppe.control.factory import make_local_service
 from steppe.control.models import RunRequest
-from steppe.control.service import Service
 from tests.support.service import LONG, until
 
 POLICY = ScalingPolicy(least=1, most=16, looks=3, rest_s=60.0)
@@ -108,7 +108,7 @@ def test_on_recorded_runs_of_a_slow_learner_it_takes_actors_away_and_stays(begin
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_a_run_that_goes_on_is_given_actors_and_its_log_says_why(tmp_path):
-    service = Service()
+    service = make_local_service()
     slow = LONG | {"env": "steppe/Sleep-v0", "actors": 1, "envs": 1, "agent": {"segment_steps": 32}}
     run = service.create_run(RunRequest(**slow), "test").id
     try:

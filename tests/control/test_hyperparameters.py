@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from steppe.control import models
-from steppe.control.service import Service
+from steppe.control.factory import make_local_service
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.reports import EventReport
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def service():
-    made = Service()
+    made = make_local_service()
     yield made
     made.close()
 

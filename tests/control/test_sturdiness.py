@@ -15,8 +15,10 @@ import pytest
 
 from steppe.control import models, process_host, run_cache
 from steppe.control.curves import Curves
+from steppe.control.factory import make_local_service
 from steppe.control.http.stream import Hub, RunWatcher
-from steppe.control.service import Bounds, Service
+from steppe.control.run_requests import Bounds
+from steppe.control.service import Service
 from steppe.core.config.run import KafkaConfig, RunConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.reports import TrainingReport
@@ -29,7 +31,7 @@ from tests.support.service import SHORT, TABLE, clean_up, until
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
-    made = Service(Bounds(stop_s=1.0))
+    made = make_local_service(Bounds(stop_s=1.0))
     yield made
     for found in made.list_runs().runs:
         process_host.kill_run_processes(RunDirectory(made.root / found.id).store.status())
@@ -62,7 +64,7 @@ def test_a_run_that_does_not_stop_is_killed(service: Service) -> None:
     assert (done.state, done.message) == ("succeeded", "it did not stop in time and was killed")
     found = service.get_run(run)
     assert (found.state, found.reason) == ("STOPPED", "killed")
-    assert not any(one["message"] is None for one in service.ledger.operations(run) if one["kind"] == "stop")
+    assert not any(one["message"] is None for one in service.database.operations(run) if one["kind"] == "stop")
 
 
 @pytest.mark.unit
@@ -91,7 +93,7 @@ def test_nobody_waits_for_a_long_read_of_another_run(service: Service, monkeypat
 
 @pytest.mark.unit
 def test_brokers_carry_what_they_can_and_their_secrets_are_not_told(service: Service) -> None:
-    service.kafka = KafkaConfig(address="127.0.0.1:9", prefix="mine.", security="sasl", username="me")
+    service.backend.kafka = KafkaConfig(address="127.0.0.1:9", prefix="mine.", security="sasl", username="me")
     for request, runtime in (
         ({}, "kafka"),
         ({"runtime": "kafka"}, "kafka"),
@@ -101,9 +103,9 @@ def test_brokers_carry_what_they_can_and_their_secrets_are_not_told(service: Ser
         made = service.create_run(ask(**request), "test")
         config = RunDirectory(service.root / made.id).config()
         assert (made.config["runtime"], config.runtime) == (runtime, runtime), request
-        assert config.kafka == (service.kafka if runtime == "kafka" else KafkaConfig())
+        assert config.kafka == (service.backend.kafka if runtime == "kafka" else KafkaConfig())
         assert "kafka.username" not in made.config
-    service.kafka = None
+    service.backend.kafka = None
     with pytest.raises(ConfigError, match="--kafka HOST:PORT"):
         service.create_run(ask(runtime="kafka"), "test")
 

@@ -284,9 +284,9 @@ def in_a_pod(plane, namespace, tmp_path, monkeypatch):
 def test_in_a_pod_the_service_account_is_used(namespace):
     scaler = KubernetesClient(namespace)
     try:
-        assert scaler.described().run == "demo"
-        assert scaler.wanted("actor") == 1
-        until(lambda: scaler.seen("actor", "").ready == 1, "the actor is seen")
+        assert scaler.run_spec().run == "demo"
+        assert scaler.desired("actor") == 1
+        until(lambda: scaler.observed("actor", "").ready == 1, "the actor is seen")
     finally:
         scaler.close()
 

@@ -121,7 +121,7 @@ class ControlDatabase:
         rows = self._run("SELECT desired, generation FROM wishes WHERE run = ?", run)
         return (rows[0][0] or None, rows[0][1]) if rows else (None, 1)
 
-    def asked(self) -> dict[str, RequestedState]:
+    def requested_states(self) -> dict[str, RequestedState]:
         """Return the requested state of every run that received a request."""
         wishes = {row[0]: row[1:] for row in self._run("SELECT run, desired, generation FROM wishes")}
         newest = dict(self._run("SELECT run, id FROM (SELECT run, id, MAX(created_s) FROM operations GROUP BY run)"))

@@ -10,8 +10,8 @@ import pytest
 
 from steppe.control.backends import kafka_listener as hearing_module
 from steppe.control.backends.kafka_listener import StartCommandListener
+from steppe.control.factory import make_local_service
 from steppe.control.periodic import PeriodicTask
-from steppe.control.service import Service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.run_directory import RunDirectory
@@ -153,8 +153,8 @@ def fresh(connection, tmp_path, monkeypatch):
     """What hears for a service that is new, a way to ask for a run, and whose names were heard."""
     monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
     config = connection.config
-    service, names = Service(kafka=config), []
-    monkeypatch.setattr(service.ledger, "audit", lambda who, door, what, run, outcome: names.append(run))
+    service, names = make_local_service(kafka=config), []
+    monkeypatch.setattr(service.database, "audit", lambda who, door, what, run, outcome: names.append(run))
 
     def ask(run, origin="test"):
         board = KafkaBoard(KafkaConnection(config, run), origin)

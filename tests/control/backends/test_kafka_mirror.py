@@ -176,7 +176,7 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
     for _ in range(3):
         following.look()
     assert numbers(here, TRAINING) == [1, 2]
-    assert following.word == "pause"
+    assert following.newest_command == "pause"
     view = RunView(here)
     view.refresh()
     assert view.version == 2

@@ -9,8 +9,8 @@ import tomllib
 import pytest
 
 from steppe.control.backends.orchestrator import ACTOR, LEARNER, RoleStatus, RunSpec
-from steppe.control.backends.kubernetes import KubernetesService
 from steppe.control.backends.publisher import CommandPublisher
+from steppe.control.factory import make_kubernetes_service
 from steppe.core.config.run import KafkaConfig, resolve_config
 from steppe.core.contracts.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
 from steppe.core.contracts.reports import EventReport
@@ -38,29 +38,29 @@ SETTINGS = 'env = "CartPole-v1"\nmode = "async"\nactors = 4\n'
 class Pods:
     """A Scaler whose pods are there at once."""
 
-    lost = None
+    lost_reason = None
 
     def __init__(self):
         self.replicas = {ACTOR: 1, LEARNER: 1}
         self.settings, self.version, self.rolled = SETTINGS, 1, []
 
-    def wanted(self, role):
+    def desired(self, role):
         return self.replicas[role]
 
     def scale(self, role, count):
         self.replicas[role] = count
 
-    def seen(self, role, digest):
+    def observed(self, role, digest):
         return RoleStatus(ready=self.replicas[role], exit_code=0)
 
-    def described(self):
+    def run_spec(self):
         return RunSpec("demo", self.settings, str(self.version))
 
-    def describe(self, run, settings, version):
+    def set_run_spec(self, run, settings, version):
         assert version == str(self.version)
         self.settings, self.version = settings, self.version + 1
 
-    def roll(self, role, digest):
+    def restart(self, role, digest):
         self.rolled.append(role)
 
     def close(self):
@@ -105,9 +105,9 @@ class Roles:
 
 @contextlib.contextmanager
 def serving(pods, config):
-    service = KubernetesService(pods, kafka=config)
+    service = make_kubernetes_service(pods, kafka=config)
     if config is not None:
-        service.publisher = CommandPublisher(service, config, lambda directory: directory.id)
+        service.commands.publisher = CommandPublisher(service, config)
     try:
         yield service
     finally:
@@ -184,7 +184,7 @@ def test_what_the_cluster_carries_out_is_published_with_what_came_of_it(config, 
             finished(service, service.stop_run("demo", "test")),
             finished(service, service.start_run("demo", "test")),
         ]
-        service.publisher.look()
+        service.commands.publisher.look()
         told = roles.told(published=True)
         assert [(record["id"], record["command"]) for record in told] == [(one.id, one.kind) for one in done]
         assert [record.get("actors") for record in told] == [3, None, None, None]
@@ -232,7 +232,7 @@ def test_what_an_unknown_environment_might_refuse_is_refused(brokers, error, wor
             for values in ({"bounds_coef": 0.5}, {"bounds_coef": 0.5, "max_grad_norm": 0.25}, {"policies": "own"}):
                 with pytest.raises(error, match=f"{next(iter(values))}: only some environments take it, and {words}"):
                     service.set_hyperparameters("demo", values, "test", dry_run=dry_run)
-        assert (pods.settings, pods.rolled, service.ledger.operations()) == (before, [], [])
+        assert (pods.settings, pods.rolled, service.database.operations()) == (before, [], [])
         for values in ({"bounds_coef": 0.0}, {"bounds_coef": 0.0, "gamma": 0.5}):  # right in every environment
             assert service.set_hyperparameters("demo", values, "test", dry_run=True).effects
 
@@ -282,8 +282,8 @@ def test_without_brokers_nothing_changes(tmp_path):
         before = (
             pods.version,
             dict(pods.replicas),
-            service.ledger.desired_state("demo"),
-            len(service.ledger.operations()),
+            service.database.desired_state("demo"),
+            len(service.database.operations()),
         )
         for ask in (
             lambda: service.pause_run("demo", "test"),
@@ -296,7 +296,7 @@ def test_without_brokers_nothing_changes(tmp_path):
         after = (
             pods.version,
             dict(pods.replicas),
-            service.ledger.desired_state("demo"),
-            len(service.ledger.operations()),
+            service.database.desired_state("demo"),
+            len(service.database.operations()),
         )
         assert before == after

@@ -10,8 +10,9 @@ import pytest
 import steppe.control.backends.publisher
 from steppe.control import models, process_host
 from steppe.control.backends.publisher import NOT_BEGUN, CommandPublisher
+from steppe.control.commands import to_command
 from steppe.control.database import new_operation
-from steppe.control.service import Service, to_command
+from steppe.control.factory import make_local_service
 from steppe.core.config.run import KafkaConfig, resolve_config
 from steppe.core.contracts.errors import Conflict, Unreachable
 from steppe.core.contracts.reports import EventReport
@@ -87,10 +88,10 @@ def begin():
     lives = []
 
     def begun(config):
-        service = Service()
-        service.publisher = CommandPublisher(service, config)
+        service = make_local_service()
+        service.commands.publisher = CommandPublisher(service, config)
         lives.append(service)
-        return service, service.publisher
+        return service, service.commands.publisher
 
     yield begun
     for service in lives:
@@ -109,13 +110,13 @@ def test_without_brokers_a_command_is_refused_and_nothing_has_changed(begin, dir
     run = directory.path.name
     with pytest.raises(Unreachable, match="start was not published, and nothing has changed: no Kafka broker answers"):
         service.start_run(run, "test")
-    assert (service.ledger.operations(), service.ledger.pending_answers(), service.ledger.desired_state(run)) == (
+    assert (service.database.operations(), service.database.pending_answers(), service.database.desired_state(run)) == (
         [],
         [],
         (None, 1),
     )
     assert (directory.store.status().state, directory.store.read(COMMANDS)) == (PENDING, [])
-    service.kafka = NOWHERE
+    service.backend.kafka = NOWHERE
     with pytest.raises(Unreachable, match="nothing has changed"):
         service.create_run(models.RunRequest(env="CartPole-v1"), "test")
     assert [found.id for found in service.list_runs().runs] == [run], "a run that cannot be started is not made"
@@ -133,7 +134,7 @@ def test_a_run_is_stopped_without_brokers_and_that_is_published_when_one_answers
     assert [(record["command"], record["id"]) for record in topics.commands()] == [("stop", done.id)]
     assert topics.answers(done.id) == [(True, None)]
     publisher.look()
-    assert (len(topics.commands()), len(topics.answers(done.id)), service.ledger.pending_answers()) == (1, 1, [])
+    assert (len(topics.commands()), len(topics.answers(done.id)), service.database.pending_answers()) == (1, 1, [])
 
 
 @pytest.mark.regression
@@ -182,8 +183,8 @@ def test_one_that_is_killed_before_it_begins_answers_that_when_the_command_has_e
     service, publisher = begin(config)
     publisher.look()
     assert topics.answers(command["id"]) == [], "another service may be about to begin it"
-    [due] = service.ledger.pending_answers()
-    service.ledger.save_pending_answer(due._replace(command={**command, "expires_s": time.time() - 1.0}))
+    [due] = service.database.pending_answers()
+    service.database.save_pending_answer(due._replace(command={**command, "expires_s": time.time() - 1.0}))
     publisher.look()
     assert topics.answers(command["id"]) == [(False, NOT_BEGUN)]
 
@@ -199,7 +200,7 @@ def test_what_cannot_be_begun_is_answered_with_the_reason(begin, directory, conf
         service.start_run(directory.path.name, "test")
     [record] = topics.commands()
     assert topics.answers(record["id"]) == [(False, "somebody else starts it")]
-    assert service.ledger.pending_answers() == []
+    assert service.database.pending_answers() == []
 
 
 def test_what_the_run_has_answered_is_not_answered_again(begin, directory, config, topics):
@@ -209,4 +210,4 @@ def test_what_the_run_has_answered_is_not_answered_again(begin, directory, confi
     event = EventReport(run=directory.id, kind="command", role="supervisor", details=details)
     directory.store.post(EVENTS, event.record())  # which the run's supervisor copies to Kafka
     publisher.look()
-    assert (topics.answers(done.id), service.ledger.pending_answers()) == ([], [])
+    assert (topics.answers(done.id), service.database.pending_answers()) == ([], [])

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from steppe.control.factory import make_local_service
 from steppe.control.http.app import make_app
 from steppe.control.http.auth import AccessControl, TokenStore
 from steppe.control.service import Service, operations
@@ -20,7 +21,7 @@ RUNS = "/api/v1/runs"
 
 @pytest.fixture
 def schema(tmp_path: Path) -> dict:
-    service = Service()
+    service = make_local_service()
     try:
         return make_app(service, AccessControl(TokenStore(tmp_path / "tokens.json"))).openapi()
     finally:
@@ -35,7 +36,7 @@ def test_every_operation_has_its_route_and_no_route_is_more(schema: dict):
 
 @pytest.mark.unit
 def test_every_public_method_of_the_service_is_an_operation():
-    inner = {"close", "reconcile", "private", "run_view"}
+    inner = {"close", "database", "reconcile", "private", "root", "run_view"}
     assert {name for name in vars(Service) if not name.startswith("_")} == set(operations()) | inner
     assert set(operations().values()) == {"read", "control", "admin"}
 

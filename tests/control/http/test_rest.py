@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from steppe.control import run_requests
 from steppe.control.backends.kafka_listener import StartCommandListener
+from steppe.control.factory import make_local_service
 from steppe.control.http.app import make_app
 from steppe.control.http.auth import AccessControl, TokenStore
 from steppe.control.periodic import PeriodicTask
@@ -32,7 +34,7 @@ RUNS = "/api/v1/runs"
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("STEPPE_RUNS", str(tmp_path_factory.mktemp("rest") / "runs"))
-        made = Service()
+        made = make_local_service()
         yield made
         made.close()
 
@@ -175,7 +177,7 @@ def test_every_runtime_of_the_machine_is_offered(http: TestClient, monkeypatch: 
     assert {"inline", "processes"} <= set(there)
     for runtime in there:
         assert make(http, runtime=runtime)
-    monkeypatch.setattr(Service, "_runtimes", lambda self: ["inline", "processes"])
+    monkeypatch.setattr(run_requests, "available_runtimes", lambda kafka: ["inline", "processes"])
     refused = http.post(RUNS, json={**SHORT, "start": False, "runtime": "ray"})
     assert (refused.status_code, refused.json()["code"]) == (422, "config_error")
     assert "not installed" in refused.json()["detail"]

@@ -44,9 +44,10 @@ import sys, uvicorn
 from steppe.control.http.app import make_app
 from steppe.control.http.auth import AccessControl, TokenStore, RequestLimits
 from steppe.control.http.server import bind_listener
-from steppe.control.service import Bounds, Service
+from steppe.control.factory import make_local_service
+from steppe.control.run_requests import Bounds
 
-service, listener = Service(Bounds(live_runs=0)), bind_listener("127.0.0.1", 0)
+service, listener = make_local_service(Bounds(live_runs=0)), bind_listener("127.0.0.1", 0)
 keys = TokenStore(service.private / "tokens.json")
 app = make_app(service, AccessControl(keys, limits=RequestLimits(burst=1e9, per_s=1e9, failed_attempts=1e9)))
 print(listener.getsockname()[1], keys.tokens["admin"], flush=True)

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame
 from websockets.streams import StreamReader
 
+from steppe.control.factory import make_local_service
 from steppe.control.http import app as doors
 from steppe.control.http import stream
 from steppe.control.http.app import Routes
@@ -24,7 +25,6 @@ from steppe.control.http.auth import AccessControl, TokenStore
 from steppe.control.http.server import bind_listener
 from steppe.control.http.stream import Hub
 from steppe.control.http.ws_frames import FrameSocket
-from steppe.control.service import Service
 from tests.support.service import LONG, SHORT, Served, finished, learning, listen, make, messages
 
 pytestmark = pytest.mark.integration
@@ -138,7 +138,7 @@ def test_all_news_of_a_look_wake_once():
 @contextlib.asynccontextmanager
 async def streaming(hub: Hub, folder: Path) -> AsyncIterator[str]:
     """The address of a stream that says what is put into the hub, by a real server and with no runs behind it."""
-    service = Service()
+    service = make_local_service()
     app = FastAPI()
     app.include_router(Routes(service, hub, AccessControl(TokenStore(folder / "tokens.json"))).router)
     listener = bind_listener("127.0.0.1", 0)

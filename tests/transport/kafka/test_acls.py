@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from confluent_kafka import KafkaError
 
-from steppe.control.backends.external import ExternalRunService
+from steppe.control.factory import make_external_service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.reports import EventReport, TrainingReport
 from steppe.core.contracts.transport import EVALUATIONS, EVENTS
@@ -199,7 +199,7 @@ def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, torch_
         wait_until(lambda: board.read(EVALUATIONS), "an evaluation")
         wait_until(lambda: parked(connection), "what is no segment was put aside")
         monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "controller"))
-        service = stack.enter_context(closing(ExternalRunService("run", known_as(strict, "controller"))))
+        service = stack.enter_context(closing(make_external_service("run", known_as(strict, "controller"))))
         wait_until(lambda: service.reconcile() or state(service) == "RUNNING", "it runs")
         asked = service.stop_run("run", "test")
         wait_until(lambda: service.reconcile() or service.get_operation(asked.id).state == "succeeded", "it is stopped")

@@ -95,9 +95,9 @@ def _ctl(
 
 
 def _service(bounds: Any, kafka: Any) -> Service:
-    from steppe.control.service import Service
+    from steppe.control.factory import make_local_service
 
-    return Service(bounds, kafka)
+    return make_local_service(bounds, kafka)
 
 
 def _command(name: str) -> Any:
@@ -190,9 +190,9 @@ def _call_operation(service: Service, name: str, arguments: dict[str, Any]) -> A
     try:
         answer = operation(**arguments, issuer=issuer)
     except SteppeError as error:
-        service.ledger.audit(*entry, f"refused: {error}")
+        service.database.audit(*entry, f"refused: {error}")
         raise
-    service.ledger.audit(*entry, "done")
+    service.database.audit(*entry, "done")
     return answer
 
 

@@ -12,7 +12,7 @@ import typer
 from steppe.core.contracts.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
-    from steppe.control.service import Bounds
+    from steppe.control.run_requests import Bounds
     from steppe.core.config.run import KafkaConfig
 
 Hosts = Annotated[
@@ -117,7 +117,7 @@ def _import_server(command: str) -> ModuleType:
 
 def make_bounds(modules: list[str] | None, max_actors: int, max_runs: int) -> Bounds:
     """Return the limits of the service."""
-    from steppe.control.service import Bounds
+    from steppe.control.run_requests import Bounds
 
     for name in modules or ():
         if ":" not in name:

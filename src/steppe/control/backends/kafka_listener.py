@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from steppe.control.backends.publisher import publish_result
+from steppe.control.commands import KAFKA_ISSUER_PREFIX
 from steppe.control.database import PendingAnswer
 from steppe.control.periodic import PeriodicTask
-from steppe.control.service import KAFKA_ISSUER_PREFIX, Service
+from steppe.control.service import Service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import DamagedFile, RunFailed, RunNotFound, SteppeError, Unreachable
 from steppe.core.contracts.transport import COMMANDS, START
@@ -101,7 +102,7 @@ class StartCommandListener(PeriodicTask):
 
     def _note(self, details: Mapping[str, Any]) -> None:
         """Record a refusal in the audit log, as it belongs to no known run."""
-        self._service.ledger.audit("kafka", "control", "hear", None, f"refused: {details['message']}")
+        self._service.database.audit("kafka", "control", "hear", None, f"refused: {details['message']}")
 
     def _handle_safely(self, message: Message, record: Mapping[str, Any]) -> None:
         """Handle a command; one that fails for any reason must not block the next."""
@@ -121,7 +122,7 @@ class StartCommandListener(PeriodicTask):
             raise  # it is read again when brokers answer
         except SteppeError as error:
             reason = str(error)
-        self._service.ledger.audit(
+        self._service.database.audit(
             issuer, "control", "start_run", named[:MAX_NAME_CHARS], f"refused: {reason}" if reason else "done"
         )
         if run is not None and reason is not None:
@@ -139,20 +140,20 @@ class StartCommandListener(PeriodicTask):
 
     def _execute(self, run: str, record: Mapping[str, Any], issuer: str) -> str | None:
         """Return None if the run was started, otherwise the reason why not."""
-        directory, ledger, key = self._directory(run), self._service.ledger, f"kafka:{record.get('id')}"
+        directory, database, key = self._directory(run), self._service.database, f"kafka:{record.get('id')}"
         charter = find_manifest(self._connection.config, wire_name(directory))
         reason = stale_reason(record, directory.id, charter.generation if charter else 0, time.time())
         if reason is not None:
             return reason
-        if ledger.claim_idempotency_key(key, run) is not None:
+        if database.claim_idempotency_key(key, run) is not None:
             return "it was carried out before"
         try:
             begun = self._service.start_run(run, issuer)
         except BaseException:
-            ledger.save_answer(key, None)
+            database.save_answer(key, None)
             raise
-        ledger.save_answer(key, {"operation": begun.id})
-        ledger.save_pending_answer(PendingAnswer(str(record["id"]), begun.id, run, dict(record)))
+        database.save_answer(key, {"operation": begun.id})
+        database.save_pending_answer(PendingAnswer(str(record["id"]), begun.id, run, dict(record)))
         return None
 
     def _tell(self, run: str, record: Mapping[str, Any], reason: str | None) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steppe.control.periodic import PeriodicTask
-from steppe.control.service import BROKER_TIMEOUT_S, to_command
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.reports import EventReport
@@ -21,7 +19,7 @@ from steppe.core.io.atomic_files import read_json, write_json
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.kafka.manifest import COMMAND_TTL_S, MANIFEST, RunManifest, find_manifest, newest_control_command
 from steppe.transport.kafka.board import KafkaBoard
-from steppe.transport.kafka.client import KafkaConnection, Message
+from steppe.transport.kafka.client import Message
 from steppe.transport.kafka.dead_letters import DeadLetterQueue
 
 POLL_INTERVAL_S = 1.0
@@ -31,13 +29,6 @@ CURSOR_FILE = "followed.json"  # offsets up to which each topic was copied: a re
 ROLE = "service"
 
 
-@contextlib.contextmanager
-def command_if_reachable(config: KafkaConfig, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the command of an operation, which KafkaMirror sends to the roles; raises Unreachable without brokers."""
-    KafkaConnection(config, "").fetch_metadata(BROKER_TIMEOUT_S)
-    yield to_command(record)
-
-
 class KafkaMirror(PeriodicTask):
     """Mirrors between `start` and `stop`. Waits while no broker answers or the run has not started."""
 
@@ -45,7 +36,7 @@ class KafkaMirror(PeriodicTask):
         super().__init__("following", POLL_INTERVAL_S, self.look)
         self.run = directory.id
         self.manifest: RunManifest | None = None
-        self.word = MANIFEST  # the newest command to all roles
+        self.newest_command = MANIFEST  # the newest command to all roles
         self._store, self._path, self._config = directory.store, directory.path / CURSOR_FILE, config
         self._cursors = dict.fromkeys((*MIRRORED_TOPICS, COMMANDS), 0)
         with contextlib.suppress(DamagedFile, FileNotFoundError):
@@ -90,7 +81,7 @@ class KafkaMirror(PeriodicTask):
         num_actors = self.manifest.order.plan().num_writers
         board = KafkaBoard(connection, ROLE, self._refuse, num_actors)
         self._commands = board.end(COMMANDS)
-        self.word = newest_control_command(connection) or MANIFEST
+        self.newest_command = newest_control_command(connection) or MANIFEST
         return board
 
     def _refresh_board(self, board: KafkaBoard) -> KafkaBoard | None:
@@ -103,7 +94,9 @@ class KafkaMirror(PeriodicTask):
         if newer is not None:
             return self._joined(newer)
         assert self.manifest is not None
-        self.word = newest_control_command(self.manifest.connection(self._config), since) or self.word
+        self.newest_command = (
+            newest_control_command(self.manifest.connection(self._config), since) or self.newest_command
+        )
         self._commands = end
         return board
 

@@ -43,7 +43,7 @@ class KubernetesClient:
     def __init__(self, namespace: str) -> None:
         """Connect with the service account in a pod, otherwise with kubeconfig."""
         self.name = namespace
-        self.lost: str | None = "the watch has not begun"
+        self.lost_reason: str | None = "the watch has not started yet"
         self._pods: dict[str, Any] = {}
         self._exit_codes: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class KubernetesClient:
         self._thread.join()
         self._loop.close()
 
-    def wanted(self, role: str) -> int:
+    def desired(self, role: str) -> int:
         return int(self._call(self._apps.read_namespaced_deployment_scale, DEPLOYMENT_NAMES[role]).spec.replicas or 0)
 
     def scale(self, role: str, count: int) -> None:
@@ -100,14 +100,14 @@ class KubernetesClient:
             self._apply_scale(role, body, force=False)
         except Conflict as error:
             if set(re.findall(r'conflict with "([^"]+)"', str(error))) != {UNSET_FIELD_MANAGER}:
-                raise Conflict(f"somebody else decides how many {DEPLOYMENT_NAMES[role]} there are: {error}") from None
+                raise Conflict(f"another controller owns the number of {DEPLOYMENT_NAMES[role]}: {error}") from None
             self._apply_scale(role, body, force=True)
 
     def _apply_scale(self, role: str, body: dict[str, Any], *, force: bool) -> None:
         patch = self._apps.patch_namespaced_deployment_scale
         self._call(patch, DEPLOYMENT_NAMES[role], body, field_manager=FIELD_MANAGER, force=force, _content_type=APPLY)
 
-    def described(self) -> RunSpec:
+    def run_spec(self) -> RunSpec:
         found = self._call(self._core.read_namespaced_config_map, RUN_CONFIG_MAP)
         data = found.data or {}
         for key in ("run", "run.toml"):
@@ -117,7 +117,7 @@ class KubernetesClient:
                 )
         return RunSpec(data["run"], data["run.toml"], found.metadata.resource_version)
 
-    def describe(self, run: str, settings: str, version: str) -> None:
+    def set_run_spec(self, run: str, settings: str, version: str) -> None:
         body = {"metadata": {"resourceVersion": version}, "data": {"run": run, "run.toml": settings}}
         patch = self._core.patch_namespaced_config_map
         try:
@@ -127,26 +127,26 @@ class KubernetesClient:
                 f"somebody else has changed the ConfigMap {RUN_CONFIG_MAP} just now: look at it, and ask again"
             ) from None
 
-    def roll(self, role: str, digest: str) -> None:
+    def restart(self, role: str, digest: str) -> None:
         body = {"spec": {"template": {"metadata": {"annotations": {DIGEST_ANNOTATION: digest}}}}}
         patch = self._apps.patch_namespaced_deployment
         self._call(patch, DEPLOYMENT_NAMES[role], body, field_manager=FIELD_MANAGER, _content_type=MERGE)
 
-    def seen(self, role: str, digest: str) -> RoleStatus:
+    def observed(self, role: str, digest: str) -> RoleStatus:
         with self._lock:
             pods = [pod for pod in self._pods.values() if (pod.metadata.labels or {}).get(ROLE_LABEL) == role]
             exit_code = self._exit_codes.get(role)
         ending = [pod for pod in pods if pod.metadata.deletion_timestamp is not None]
         staying = [pod for pod in pods if pod.metadata.deletion_timestamp is None and pod.status.phase != "Failed"]
         ready = [pod for pod in staying if _pod_condition(pod, "Ready") == "True"]
-        troubles = sorted({words for pod in staying if pod not in ready and (words := _not_ready_reason(pod))})
+        problems = sorted({words for pod in staying if pod not in ready and (words := _not_ready_reason(pod))})
         return RoleStatus(
             ready=len(ready),
             starting=len(staying) - len(ready),
             ending=len(ending),
-            old=sum((pod.metadata.annotations or {}).get(DIGEST_ANNOTATION, "") != digest for pod in staying),
+            outdated=sum((pod.metadata.annotations or {}).get(DIGEST_ANNOTATION, "") != digest for pod in staying),
             restarts=sum(_count_restarts(pod) for pod in staying),
-            trouble="; ".join(troubles) or None,
+            problem="; ".join(problems) or None,
             exit_code=exit_code,
             complete=any(end.message == COMPLETE_MESSAGE for pod in staying for end in _terminated_states(pod)),
         )
@@ -159,7 +159,7 @@ class KubernetesClient:
                 await self._follow()
                 pause_s = RETRY_BACKOFF_S[0]
             except (TimeoutError, ApiException, aiohttp.ClientError, OSError) as error:
-                self.lost = _error_message(error)
+                self.lost_reason = _error_message(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_BACKOFF_S[1])
 
@@ -170,7 +170,7 @@ class KubernetesClient:
             known, self._pods = self._pods, {}
             for pod in listed.items:
                 self._track_pod(pod, new=pod.metadata.name not in known)
-        self.lost = None
+        self.lost_reason = None
         version = listed.metadata.resource_version
         while True:
             stream = watch.Watch().stream(

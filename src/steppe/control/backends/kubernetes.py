@@ -1,4 +1,4 @@
-"""The operations of control/service.py for the run of a cluster, with an Orchestrator in place of local processes.
+"""Backend of the run of a cluster, with an Orchestrator in place of local processes.
 
 A namespace trains one run. Its settings are in the cluster; its reports are stored in a local directory like any run's,
 so that lists, curves, events and diagnoses are read in the same way.
@@ -6,38 +6,36 @@ so that lists, curves, events and diagnoses are read in the same way.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-import tomllib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from steppe.control import models, presenters
+from steppe.control.backends.base import BackendCapabilities, Change, HyperparameterPlan, Unsupported
+from steppe.control.backends.cluster_run import (
+    CurrentRun,
+    derive_state,
+    exit_message,
+    parse_run_spec,
+    requested_settings,
+    to_toml,
+    with_hyperparameters,
+)
+from steppe.control.backends.from_store import present_learner, refresh_from_store
 from steppe.control.backends.orchestrator import ACTOR, LEARNER, ROLES, Orchestrator, RoleStatus, RunSpec
+from steppe.control.commands import CommandSender, to_command
 from steppe.control.database import new_operation
-from steppe.control.service import Bounds, Service, operation, to_command
-from steppe.core.config.run import ResolvedConfig, flat_keys, flatten, resolve_config
+from steppe.control.operations import OperationOutcome, Record
+from steppe.control.repository import RunRepository
+from steppe.control.run_requests import Bounds
+from steppe.core.config.run import RunConfig
 from steppe.core.config.tunables import needs_spec, tunable_fields, validate_changes
-from steppe.core.contracts.errors import ConfigError, Conflict, SteppeError, Unreachable, UsageError
+from steppe.core.contracts.errors import Conflict, Unreachable, UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.transport import COMMANDS, EVENTS, SCALE, SET
 from steppe.records.run_directory import RECORD, RunDirectory
-from steppe.records.store import (
-    HEARTBEAT_S,
-    NO_OWNER,
-    PAUSED,
-    PENDING,
-    RUNNING,
-    STARTING,
-    STOPPED,
-    STOPPING,
-    SUCCEEDED,
-    Status,
-)
+from steppe.records.store import HEARTBEAT_S, NO_OWNER, PAUSED, PENDING, RUNNING, SUCCEEDED
 
 if TYPE_CHECKING:
     from steppe.control.backends.kafka_mirror import KafkaMirror
@@ -45,190 +43,259 @@ if TYPE_CHECKING:
 
 ROLLOUT_TIMEOUT_S = 600.0  # time for pods to start and stop
 SETTLED_BY_CLUSTER = "cluster"  # value of models.Operation.settled_by if the outcome is observed in pods
-OperationOutcome = tuple[str, str | None] | None
+LOGS_HINT = "the logs are in the cluster: kubectl logs --selector steppe.dev/role=learner (or actor, manager) --follow"
 
 
-@dataclass(frozen=True)
-class CurrentRun:
-    """The run that the cluster trains now."""
+class KubernetesBackend:
+    """The run of a cluster. Implements Backend."""
 
-    described: RunSpec
-    resolved: ResolvedConfig
-    digest: str
+    kafka: KafkaConfig | None = None  # the cluster's settings have the brokers of its runs
 
-    @property
-    def run(self) -> str:
-        return self.described.run
-
-
-class KubernetesService(Service):
-    """Operations on the run of a cluster. Thread-safe. Call `reconcile` about twice a second."""
-
-    def __init__(self, scaler: Orchestrator, bounds: Bounds | None = None, kafka: KafkaConfig | None = None) -> None:
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        runs: RunRepository,
+        commands: CommandSender,
+        bounds: Bounds,
+        kafka: KafkaConfig | None = None,
+    ) -> None:
         """With `kafka`, the service also reads what the roles report there."""
-        super().__init__(bounds)
-        self._scaler, self._kafka = scaler, kafka
-        self._kafka_mirror: KafkaMirror | None = None
+        self._orchestrator, self._runs, self._commands, self._bounds = orchestrator, runs, commands, bounds
+        self._brokers = kafka
+        self.capabilities = self._declare()
+        self._mirror: KafkaMirror | None = None
         self._current: CurrentRun | None = None
-        self._looked_s = 0.0
-        self._wanted = dict.fromkeys((ACTOR, LEARNER), 0)
-        self._look()
+        self._polled_s = 0.0
+        self._desired = dict.fromkeys((ACTOR, LEARNER), 0)
+        self._read_current()
 
     def close(self) -> None:
-        if self._kafka_mirror is not None:
-            self._kafka_mirror.stop()
-        super().close()
-        self._scaler.close()
+        if self._mirror is not None:
+            self._mirror.stop()
+        self._orchestrator.close()
 
-    @operation("read")
-    def get_readiness(self) -> models.Health:
-        """Return whether runs can be read and the cluster answers."""
-        if self._scaler.lost is not None:
-            return models.Health(status="unavailable", detail=f"no news of the cluster: {self._scaler.lost}")
-        return super().get_readiness()
+    def require_ready(self) -> None:
+        if self._orchestrator.lost_reason is not None:
+            raise Unreachable(f"the state of the cluster is not known: {self._orchestrator.lost_reason}")
 
-    @operation("control")
-    def create_run(self, request: models.RunRequest, issuer: str) -> models.RunDetail:
-        """Make the cluster train another run: write its settings there and replace all roles, which then read them."""
-        settings = _requested_settings(self._resolve_request(request)[0], models.to_settings(request))
-        with self._lock:
-            current = self._look()
-            if self._scaler.wanted(LEARNER):
-                raise Conflict(f"{current.run} is under way, and a cluster trains one run at a time: stop it first")
-            run = settings.pop("name", None) or f"{request.env.rpartition('/')[2]}-{int(time.time()):x}".lower()
-            if (self.root / run / RECORD).exists():
-                raise Conflict(f"there is a run {run} already: choose another name")
-            made = self._write_run_spec(current, run, settings, ROLES)
-            self._note("settings", issuer, f"{run}: {request.env}; actors and manager are replaced", made)
-            if request.start:
-                self.start_run(run, issuer)
-        return self.get_run(run)
+    def config(self, directory: RunDirectory) -> RunConfig:
+        if self._current is not None and self._current.run == directory.path.name:
+            return self._current.resolved.config
+        return self._runs.config(directory)
 
-    @operation("control")
-    def start_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
+    def start_run(self, directory: RunDirectory, issuer: str, expected: int | None) -> Record:
         """Scale the learner to 1; it resumes from the newest checkpoint."""
-        done = self._scaled("start", run, LEARNER, 1, issuer, expected, desired="running")
-        if self._kafka_mirror is not None and self._kafka_mirror.word == "pause":  # the learner would read that again
-            resume = to_command(new_operation("resume", run, issuer, deadline_s=ROLLOUT_TIMEOUT_S))
-            self._directory(run).store.post(COMMANDS, resume)
-        return done
+        record = self._scale("start", directory, LEARNER, 1, issuer, expected, desired="running")
+        if self._mirror is not None and self._mirror.newest_command == "pause":  # the learner would read that again
+            resume = to_command(new_operation("resume", directory.path.name, issuer, deadline_s=ROLLOUT_TIMEOUT_S))
+            directory.store.post(COMMANDS, resume)
+        return record
 
-    @operation("control")
-    def stop_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
+    def stop_run(self, directory: RunDirectory, issuer: str, expected: int | None) -> Record:
         """Scale the learner to 0; it writes a checkpoint before it ends."""
-        return self._scaled("stop", run, LEARNER, 0, issuer, expected, desired="stopped")
+        return self._scale("stop", directory, LEARNER, 0, issuer, expected, desired="stopped")
 
-    @operation("control")
-    def pause_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Pause actors and learner by a command over Kafka."""
-        self._require_brokers(run)
-        return self._command(run, "pause", issuer, expected, desired="paused", allowed_states=(RUNNING,))
-
-    @operation("control")
-    def resume_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Continue a paused run."""
-        self._require_brokers(run)
-        return self._command(run, "resume", issuer, expected, desired="running", allowed_states=(PAUSED,))
-
-    @operation("admin")
-    def kill_run(self, run: str, issuer: str, expected: int | None = None) -> models.Operation:
-        """Refuse: the service may not kill pods."""
-        raise UsageError("this service may not kill pods: scale the learner to 0, or ask the cluster's administrator")
-
-    @operation("admin")
-    def delete_run(self, run: str, issuer: str, expected: int | None = None) -> None:
-        """Delete the local record of a run that the cluster no longer trains; its checkpoints stay on their volume."""
-        if run == self._look().run:
-            raise Conflict(f"{run} is the run of this cluster: create another one first")
-        super().delete_run(run, issuer, expected)
-
-    @operation("read")
     def get_actors(self, run: str) -> models.Actors:
-        """Return the desired and observed actors."""
+        with self._runs.view(run) as view:
+            found = presenters.present_actors(view)
         if not self._is_current(run):
-            return super().get_actors(run)
-        wanted, seen = self._scaler.wanted(ACTOR), self._seen(ACTOR)
-        with self.run_view(run) as view:
-            told = presenters.present_actors(view).actors
-        return models.Actors(desired=wanted, ready=seen.ready, most=self._most(), actors=told)
+            return found
+        desired, status = self._orchestrator.desired(ACTOR), self._observed(ACTOR)
+        return models.Actors(desired=desired, ready=status.ready, most=self._max_actors(), actors=found.actors)
 
-    @operation("control")
-    def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
-        """Set the number of actors; those that end hand over what they have collected."""
-        if not 0 <= count <= self._most():
-            raise UsageError(f"actors={count}: this run has room for 0 to {self._most()}")
-        return self._scaled(SCALE, run, ACTOR, count, issuer, expected)
-
-    @operation("read")
     def get_learner(self, run: str) -> models.LearnerStatus:
-        """Return the desired and observed learner."""
+        found = present_learner(self._runs, run)
         if not self._is_current(run):
-            return super().get_learner(run)
-        wanted, seen = self._scaler.wanted(LEARNER), self._seen(LEARNER)
-        counts = {"desired": min(1, wanted), "ready": min(1, seen.ready)}
-        with self.run_view(run) as view:
-            return models.LearnerStatus(**counts, version=view.version, updates=view.updates)
+            return found
+        counts = {"desired": self._orchestrator.desired(LEARNER), "ready": self._observed(LEARNER).ready}
+        return found.model_copy(update={name: min(1, count) for name, count in counts.items()})
 
-    @operation("control")
-    def set_hyperparameters(
-        self, run: str, values: Mapping[str, Any], issuer: str, expected: int | None = None, *, dry_run: bool = False
-    ) -> models.Effects:
-        """Change settings in the cluster.
+    def plan_hyperparameters(self, directory: RunDirectory, values: Mapping[str, Any]) -> HyperparameterPlan:
+        """Validate new values; all take effect with the next update, or the learner must be replaced.
 
-        If all are live and Kafka is available, the learner applies them with its next update; otherwise it is replaced.
         Refused if the environment decides whether a value is valid and its spec is not known.
         """
-        self._require_current(run)
-        with self._lock:
-            current = self._look()
-            agent = current.resolved.config.agent
-            spec = self._spec()
-            changed = validate_changes(agent, values, spec)
-            if spec is None:
-                self._require_independent(run, needs_spec(agent, changed))
-            live = self._live(current)
-            live = live if set(changed) <= set(live) else ()
-            effects = presenters.present_effects(agent.model_dump(mode="json"), changed, live)
-            if dry_run:
-                return models.Effects(effects=effects, operation=None)
-            words = ", ".join(f"{effect.name} {effect.before} → {effect.after}" for effect in effects)
-            change = (self._set_live if live else self._replace_learner)(current, changed, issuer, expected)
-            self._note("settings", issuer, words if live else f"{words}; the learner is replaced", self._look())
-            return models.Effects(effects=effects, operation=change)
+        self._require_current(directory.path.name)
+        current = self._read_current()
+        config, spec = current.resolved.config, self._env_spec()
+        changed = validate_changes(config.agent, values, spec)
+        if spec is None:
+            self._require_independent(current.run, needs_spec(config.agent, changed))
+        live = self._live_fields(directory, config)
+        return HyperparameterPlan(config, changed, live if set(changed) <= set(live) else ())
 
-    @operation("read")
-    def get_logs(self, run: str, source: str | None = None, after: int = 0, max_bytes: int = 65_536) -> models.Logs:
-        """Return where the log lines are: with the pods."""
-        self._directory(run)
-        words = "the cluster keeps them: kubectl logs --selector steppe.dev/role=learner (or actor, manager) --follow"
-        return models.Logs(source="cluster", sources=["cluster"], lines=[] if after else [words], next=max(after, 1))
+    def set_hyperparameters(
+        self, directory: RunDirectory, plan: HyperparameterPlan, issuer: str, expected: int | None
+    ) -> Record:
+        current = self._read_current()
+        before = plan.config.agent.model_dump(mode="json")
+        words = ", ".join(f"{name} {before[name]} → {value}" for name, value in plan.changed.items())
+        change = self._set_live if plan.live else self._replace_learner
+        record = change(current, directory, plan.changed, issuer, expected)
+        self._note("settings", issuer, words if plan.live else f"{words}; the learner is replaced")
+        return record
 
-    def reconcile(self) -> None:
-        """Update the run's state from the cluster, and finish operations."""
-        if time.monotonic() - self._looked_s < HEARTBEAT_S / 2:
-            return
+    def get_logs(self, directory: RunDirectory, source: str | None, after: int, max_bytes: int) -> models.Logs:
+        """Return where the log lines are: in the cluster."""
+        lines = [] if after else [LOGS_HINT]
+        return models.Logs(source="cluster", sources=["cluster"], lines=lines, next=max(after, 1))
+
+    def refresh(self, record: Record) -> Record:
+        with self._runs.lock:
+            if record.get("settled_by") != SETTLED_BY_CLUSTER or not self._is_current(record["run"]):
+                return refresh_from_store(self._runs, record)
+            outcome = self._operation_outcome(record)
+            deadline_s = record["details"].get("deadline_s", ROLLOUT_TIMEOUT_S)
+            if outcome is None and time.time() - record["created_s"] > deadline_s:
+                problem = self._observed(record["details"].get("role", LEARNER)).problem
+                outcome = "failed", f"not within {ROLLOUT_TIMEOUT_S:g} s{f': {problem}' if problem else ''}"
+            if outcome is not None:
+                record = record | {"state": outcome[0], "message": outcome[1], "finished_s": time.time()}
+                self._runs.database.save_operation(record)
+            return record
+
+    def reconcile(self) -> bool:
+        """Update the run's state from the cluster, at most once per half heartbeat."""
+        if time.monotonic() - self._polled_s < HEARTBEAT_S / 2:
+            return False
         try:
-            with self._lock:
-                current = self._look()
-                self._update_state(current)
-                super().reconcile()
+            with self._runs.lock:
+                self._update_state(self._read_current())
         except (Unreachable, Conflict, UsageError):
-            return  # readiness reports it; the next poll may succeed
+            return False  # readiness reports it; the next poll may succeed
+        return True
 
-    def _look(self) -> CurrentRun:
+    def _declare(self) -> BackendCapabilities:
+        hint = (
+            "a run of a cluster is paused over Kafka: start the service with --kafka HOST:PORT, or scale the learner "
+        )
+        no_kafka = Unsupported(f"{hint}to 0, which writes a checkpoint")
+        return BackendCapabilities(
+            create_run=self._create_run,
+            pause_run=no_kafka if self._brokers is None else self._for_current(self._commands.pause),
+            resume_run=no_kafka if self._brokers is None else self._for_current(self._commands.resume),
+            kill_run=Unsupported(
+                "this service may not kill pods: scale the learner to 0, or ask the cluster's administrator"
+            ),
+            delete_run=self._delete_run,
+            scale_actors=self._scale_actors,
+            keyed_messages=False,  # only the cluster's learner has the key
+        )
+
+    def _for_current(self, change: Change) -> Change:
+        """Restrict a change to the run that the cluster trains now."""
+
+        def change_current(directory: RunDirectory, issuer: str, expected: int | None) -> Record:
+            self._require_current(directory.path.name)
+            return change(directory, issuer, expected)
+
+        return change_current
+
+    def _create_run(self, request: models.RunRequest, config: RunConfig, sources: dict[str, str], issuer: str) -> str:
+        """Make the cluster train another run: write its settings there and replace all roles, which then read them."""
+        settings = requested_settings(config, models.to_settings(request))
+        with self._runs.lock:
+            current = self._read_current()
+            if self._orchestrator.desired(LEARNER):
+                raise Conflict(f"the cluster trains {current.run}, and only one run at a time: stop it first")
+            run = settings.pop("name", None) or f"{request.env.rpartition('/')[2]}-{int(time.time()):x}".lower()
+            if (self._runs.root / run / RECORD).exists():
+                raise Conflict(f"there is a run {run} already: choose another name")
+            self._write_run_spec(current, run, settings, ROLES)
+            self._note("settings", issuer, f"{run}: {request.env}; actors and manager are replaced")
+            if request.start:
+                self.start_run(self._runs.directory(run), issuer, None)
+        return str(run)
+
+    def _delete_run(self, directory: RunDirectory, expected: int | None) -> None:
+        """Delete the local record of a run that the cluster no longer trains; its checkpoints stay on their volume."""
+        run = directory.path.name
+        if run == self._read_current().run:
+            raise Conflict(f"{run} is the run of this cluster: create another one first")
+        self._runs.delete(directory, expected)
+
+    def _scale_actors(self, directory: RunDirectory, count: int, issuer: str, expected: int | None) -> Record:
+        most = self._max_actors()
+        if not 0 <= count <= most:
+            raise UsageError(f"actors={count}: this run can have 0 to {most}")
+        return self._scale(SCALE, directory, ACTOR, count, issuer, expected)
+
+    def _scale(
+        self,
+        kind: str,
+        directory: RunDirectory,
+        role: str,
+        count: int,
+        issuer: str,
+        expected: int | None,
+        desired: str | None = None,
+    ) -> Record:
+        run = directory.path.name
+        self._require_current(run)
+        with self._runs.lock:
+            details = {"deadline_s": ROLLOUT_TIMEOUT_S, "role": role, role if role == LEARNER else "actors": count}
+            record = new_operation(kind, run, issuer, settled_by=SETTLED_BY_CLUSTER, **details)
+            with self._commands.publishing(directory, record, expected):
+                self._runs.database.change(run, desired, expected)
+                self._orchestrator.scale(role, count)
+                self._desired[role] = count
+                self._runs.database.save_operation(record)
+            return record
+
+    def _set_live(
+        self, current: CurrentRun, directory: RunDirectory, changed: dict[str, Any], issuer: str, expected: int | None
+    ) -> Record:
+        """Send the values to the learner, and write them to the cluster for a learner that replaces it."""
+        run, database = current.run, self._runs.database
+        record = new_operation(SET, run, issuer, values=changed, live=sorted(changed))
+        database.require(run, expected)
+        with self._commands.sending(directory, record, expected) as command:
+            self._write_run_spec(current, run, with_hyperparameters(current, changed), ())
+            database.change(run, None, expected)
+            database.save_operation(record)
+            record["details"]["number"] = directory.store.post(COMMANDS, command)
+            database.save_operation(record)
+        return record
+
+    def _replace_learner(
+        self, current: CurrentRun, directory: RunDirectory, changed: dict[str, Any], issuer: str, expected: int | None
+    ) -> Record:
+        details = {"deadline_s": ROLLOUT_TIMEOUT_S, "values": changed}
+        record = new_operation(SET, current.run, issuer, settled_by=SETTLED_BY_CLUSTER, **details)
+        with self._commands.publishing(directory, record, expected):
+            self._runs.database.change(current.run, None, expected)
+            settings = with_hyperparameters(current, changed)
+            record["details"]["digest"] = self._write_run_spec(current, current.run, settings, (LEARNER,)).digest
+            self._runs.database.save_operation(record)
+        return record
+
+    def _write_run_spec(
+        self, current: CurrentRun, run: str, settings: dict[str, Any], roles: tuple[str, ...]
+    ) -> CurrentRun:
+        """Write settings to the cluster and replace the roles that have read the old ones."""
+        text = to_toml(settings)
+        parse_run_spec(RunSpec(run, text, ""))  # unreadable settings must not be written
+        self._orchestrator.set_run_spec(run, text, current.spec.version)
+        written = self._read_current()
+        for role in roles:
+            self._orchestrator.restart(role, written.digest)
+        return written
+
+    def _read_current(self) -> CurrentRun:
         """Return the run as the cluster has it now; creates its local directory if necessary."""
-        with self._lock:
-            described = self._scaler.described()
-            if self._current is None or self._current.described != described:
-                self._current = _parse_run_spec(described)
+        with self._runs.lock:
+            spec = self._orchestrator.run_spec()
+            if self._current is None or self._current.spec != spec:
+                self._current = parse_run_spec(spec)
                 self._adopt(self._current)
-            for role in self._wanted:
-                self._wanted[role] = self._scaler.wanted(role)
-            self._looked_s = time.monotonic()
+            for role in self._desired:
+                self._desired[role] = self._orchestrator.desired(role)
+            self._polled_s = time.monotonic()
             return self._current
 
     def _adopt(self, current: CurrentRun) -> None:
-        path = self.root / current.run
+        """Create or update the local directory of the cluster's run, and mirror the run's messages to it."""
+        path = self._runs.root / current.run
         config = current.resolved.config.model_copy(update={"name": current.run, "run_dir": None})
         if not (path / RECORD).exists():
             directory = RunDirectory.create(config, current.resolved.sources)
@@ -238,179 +305,92 @@ class KubernetesService(Service):
             directory.acquire()
             directory.settle(config)
         directory.release()
-        self._known.forget(current.run)
+        self._runs.forget(current.run)
         self._follow(directory)
 
     def _follow(self, directory: RunDirectory) -> None:
-        if self._kafka is None or (self._kafka_mirror is not None and self._kafka_mirror.run == directory.id):
+        if self._brokers is None or (self._mirror is not None and self._mirror.run == directory.id):
             return
         from steppe.control.backends.kafka_mirror import KafkaMirror
 
-        if self._kafka_mirror is not None:
-            self._kafka_mirror.stop()
-        self._kafka_mirror = KafkaMirror(directory, self._kafka)
-        self._kafka_mirror.start()
+        if self._mirror is not None:
+            self._mirror.stop()
+        self._mirror = KafkaMirror(directory, self._brokers)
+        self._mirror.start()
 
-    def _write_run_spec(
-        self, current: CurrentRun, run: str, settings: dict[str, Any], roles: tuple[str, ...]
-    ) -> CurrentRun:
-        """Write settings to the cluster and replace the roles that have read the old ones."""
-        text = _to_toml(settings)
-        _parse_run_spec(RunSpec(run, text, ""))  # unreadable settings must not be written
-        self._scaler.describe(run, text, current.described.version)
-        made = self._look()
-        for role in roles:
-            self._scaler.roll(role, made.digest)
-        return made
-
-    def _spec(self) -> EnvSpec | None:
-        """Return the environment's spec as the learner reported it over Kafka; None before that, or without brokers."""
-        charter = None if self._kafka_mirror is None else self._kafka_mirror.manifest
-        return None if charter is None else charter.order.env_spec
-
-    def _live(self, current: CurrentRun) -> tuple[str, ...]:
-        """Return the hyperparameters that the learner can change now."""
-        state = self._directory(current.run).store.status().state
-        told = self._kafka is not None and state in (RUNNING, PAUSED)
-        return tuple(tunable_fields(current.resolved.config)) if told else ()
-
-    def _set_live(
-        self, current: CurrentRun, changed: dict[str, Any], issuer: str, expected: int | None
-    ) -> models.Operation:
-        """Send the values to the learner, and write them to the cluster for a learner that replaces it."""
-        directory = self._directory(current.run)
-        record = new_operation(SET, current.run, issuer, values=changed, live=sorted(changed))
-        self.ledger.require(current.run, expected)
-        with self._sent(directory, record, expected) as command:
-            self._write_run_spec(current, current.run, _with_hyperparameters(current, changed), ())
-            self.ledger.change(current.run, None, expected)
-            self.ledger.save_operation(record)
-            record["details"]["number"] = directory.store.post(COMMANDS, command)
-            self.ledger.save_operation(record)
-        return self._refreshed_operation(record)
-
-    def _replace_learner(
-        self, current: CurrentRun, changed: dict[str, Any], issuer: str, expected: int | None
-    ) -> models.Operation:
-        record = new_operation(
-            SET, current.run, issuer, settled_by=SETTLED_BY_CLUSTER, deadline_s=ROLLOUT_TIMEOUT_S, values=changed
-        )
-        with self._published(self._directory(current.run), record, expected):
-            self.ledger.change(current.run, None, expected)
-            made = self._write_run_spec(current, current.run, _with_hyperparameters(current, changed), (LEARNER,))
-            record["details"]["digest"] = made.digest
-            self.ledger.save_operation(record)
-        return self._refreshed_operation(record)
-
-    def _sent(
-        self, directory: RunDirectory, record: Mapping[str, Any], expected: int | None
-    ) -> AbstractContextManager[dict[str, Any]]:
-        from steppe.control.backends.kafka_mirror import command_if_reachable
-
-        assert self._kafka is not None
-        return command_if_reachable(self._kafka, record)
-
-    def _scaled(
-        self, kind: str, run: str, role: str, count: int, issuer: str, expected: int | None, desired: str | None = None
-    ) -> models.Operation:
-        self._require_current(run)
-        with self._lock:
-            details = {"deadline_s": ROLLOUT_TIMEOUT_S, "role": role, role if role == LEARNER else "actors": count}
-            record = new_operation(kind, run, issuer, settled_by=SETTLED_BY_CLUSTER, **details)
-            with self._published(self._directory(run), record, expected):
-                self.ledger.change(run, desired, expected)
-                self._scaler.scale(role, count)
-                self._wanted[role] = count
-                self.ledger.save_operation(record)
-            return self._refreshed_operation(record)
-
-    def _refreshed_operation(self, record: dict[str, Any]) -> models.Operation:
-        by_cluster = record.get("settled_by") == SETTLED_BY_CLUSTER
-        if record["state"] != "pending" or not by_cluster or not self._is_current(record["run"]):
-            return super()._refreshed_operation(record)
-        with self._lock:
-            verdict = self._operation_outcome(record)
-            if verdict is None and time.time() - record["created_s"] > record["details"].get(
-                "deadline_s", ROLLOUT_TIMEOUT_S
-            ):
-                trouble = self._seen(record["details"].get("role", LEARNER)).trouble
-                verdict = "failed", f"not within {ROLLOUT_TIMEOUT_S:g} s{f': {trouble}' if trouble else ''}"
-            if verdict is not None:
-                record |= {"state": verdict[0], "message": verdict[1], "finished_s": time.time()}
-                self.ledger.save_operation(record)
-        return models.Operation(**record)
-
-    def _operation_outcome(self, record: dict[str, Any]) -> OperationOutcome:
-        if self._scaler.lost is not None:
+    def _operation_outcome(self, record: Record) -> OperationOutcome:
+        if self._orchestrator.lost_reason is not None:
             return None  # the observed state may be outdated
         if record["kind"] == SET:
             return self._rollout_outcome(record["details"]["digest"])
         role = record["details"]["role"]
         count = record["details"][LEARNER if role == LEARNER else "actors"]
-        if self._wanted[role] != count:
-            return "failed", "another number was asked for before this one was reached"
-        seen = self._seen(role)
-        if seen.ready != count or seen.there != count:
+        if self._desired[role] != count:
+            return "failed", "another number was requested before this one was reached"
+        status = self._observed(role)
+        if status.ready != count or status.total != count:
             return None
-        return "succeeded", _exit_message(seen) if role == LEARNER and not count else None
+        return "succeeded", exit_message(status) if role == LEARNER and not count else None
 
     def _rollout_outcome(self, digest: str) -> OperationOutcome:
         if self._current is None or self._current.digest != digest:
-            return "failed", "other settings were asked for before these were read"
-        seen = self._seen(LEARNER)
-        if not self._wanted[LEARNER] and not seen.there:
+            return "failed", "other settings were requested before these were read"
+        status = self._observed(LEARNER)
+        if not self._desired[LEARNER] and not status.total:
             return "succeeded", "takes effect when the learner is started"
-        done = seen.ready == seen.there == self._wanted[LEARNER] and not seen.old
+        done = status.ready == status.total == self._desired[LEARNER] and not status.outdated
         return ("succeeded", "the learner has been replaced") if done else None
 
     def _update_state(self, current: CurrentRun) -> None:
         """Update the run's state in its store from the cluster's."""
-        store = self._directory(current.run).store
-        before, wanted, seen = store.status(), self._wanted[LEARNER], self._seen(LEARNER)
-        if self._scaler.lost is not None:
+        store = self._runs.directory(current.run).store
+        before, desired, status = store.status(), self._desired[LEARNER], self._observed(LEARNER)
+        if self._orchestrator.lost_reason is not None:
             store.heartbeat()
             return
-        paused = self._kafka_mirror is not None and self._kafka_mirror.word == "pause"
-        state, reason, message = _derive_state(before, wanted, seen, paused=paused)
-        if state == SUCCEEDED and wanted:
-            self._finish(current)
+        paused = self._mirror is not None and self._mirror.newest_command == "pause"
+        state, reason, message = derive_state(before, desired, status, paused=paused)
+        if state == SUCCEEDED and desired:
+            self._finish()
         if (state, reason, message) != (before.state, before.reason, before.message):
             store.set_status(state, reason, message)
         store.heartbeat()
 
-    def _finish(self, current: CurrentRun) -> None:
+    def _finish(self) -> None:
         """Scale learner and actors to 0: a Deployment would otherwise restart a completed run forever."""
         for role in (LEARNER, ACTOR):
-            self._scaler.scale(role, 0)
-        self._note("scale", "steppe", "the run has come to its end: no learner and no actors any more", current)
+            self._orchestrator.scale(role, 0)
+        self._note("scale", "steppe", "the run is complete: learner and actors are scaled to 0")
 
-    def _note(self, kind: str, issuer: str, words: str, current: CurrentRun) -> None:
+    def _note(self, kind: str, issuer: str, words: str) -> None:
+        current = self._current or self._read_current()
         details = {"what": kind, "issuer": issuer, "message": words, "digest": current.digest}
         event = EventReport(run=current.run, kind="note", role="cluster", details=details)
-        self._directory(current.run).board.post(EVENTS, event.record())
+        self._runs.directory(current.run).board.post(EVENTS, event.record())
 
-    def _seen(self, role: str) -> RoleStatus:
-        return self._scaler.seen(role, self._current.digest if self._current else "")
+    def _observed(self, role: str) -> RoleStatus:
+        return self._orchestrator.observed(role, self._current.digest if self._current else "")
 
-    def _most(self) -> int:
-        current = self._current or self._look()
-        return min(self.bounds.actors, current.resolved.config.actors)
+    def _max_actors(self) -> int:
+        current = self._current or self._read_current()
+        return min(self._bounds.actors, current.resolved.config.actors)
+
+    def _env_spec(self) -> EnvSpec | None:
+        """Return the environment's spec as the learner reported it over Kafka; None before that, or without brokers."""
+        manifest = None if self._mirror is None else self._mirror.manifest
+        return None if manifest is None else manifest.order.env_spec
+
+    def _live_fields(self, directory: RunDirectory, config: RunConfig) -> tuple[str, ...]:
+        """Return the hyperparameters that the learner can change now."""
+        listens = self._brokers is not None and directory.store.status().state in (RUNNING, PAUSED)
+        return tuple(tunable_fields(config)) if listens else ()
 
     def _is_current(self, run: str) -> bool:
         return self._current is not None and run == self._current.run
 
     def _require_current(self, run: str) -> None:
-        self._directory(run)
         if not self._is_current(run):
-            raise Conflict(f"the cluster trains {self._look().run} now, not {run}")
-
-    def _require_brokers(self, run: str) -> None:
-        self._require_current(run)
-        if self._kafka is None:
-            raise UsageError(
-                "a run of a cluster is paused over Kafka: start the service with --kafka HOST:PORT, or scale the learner to 0, "
-                "which keeps a checkpoint"
-            )
+            raise Conflict(f"the cluster trains {self._read_current().run} now, not {run}")
 
     def _require_independent(self, run: str, names: list[str]) -> None:
         """Raise if only the environment's spec can validate these hyperparameters.
@@ -419,72 +399,10 @@ class KubernetesService(Service):
         """
         if not names:
             return
-        about = f"{', '.join(names)}: only some environments take it, and"
-        if self._kafka is None:
+        about = f"{', '.join(names)}: only some environments support it, and"
+        if self._brokers is None:
             raise UsageError(
-                f"{about} without Kafka the service does not know that of {run}: start it with --kafka HOST:PORT, or make a "
-                "new run with that value"
+                f"{about} without Kafka the service does not know the environment of {run}: start the service with "
+                "--kafka HOST:PORT, or create a new run with that value"
             )
-        raise Conflict(f"{about} the learner of {run} has not told its environment yet: try again when it has started")
-
-    def _config(self, directory: RunDirectory) -> Any:
-        if self._is_current(directory.path.name):
-            assert self._current is not None
-            return self._current.resolved.config
-        return super()._config(directory)
-
-
-def _parse_run_spec(described: RunSpec) -> CurrentRun:
-    try:
-        resolved = resolve_config(("cluster", _flat_settings(described)))
-    except (tomllib.TOMLDecodeError, SteppeError) as error:
-        raise ConfigError(f"the cluster's settings of {described.run} cannot be read: {error}") from None
-    text = json.dumps([described.run, described.settings])
-    return CurrentRun(described, resolved, hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-def _flat_settings(described: RunSpec) -> dict[str, Any]:
-    return {"name": described.run, "runtime": "kafka"} | flat_keys(tomllib.loads(described.settings))
-
-
-def _with_hyperparameters(current: CurrentRun, agent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cluster's settings with other hyperparameters."""
-    return _flat_settings(current.described) | {f"agent.{name}": value for name, value in agent.items()}
-
-
-def _requested_settings(config: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the requested settings for a learner over Kafka, where `actors` is the number of actor slots."""
-    if config.mode not in ("async", "sync"):
-        raise ConfigError(f"mode={config.mode!r}: a cluster trains in mode 'async' or 'sync'")
-    flat = flatten(config)
-    return {key: flat[key] for key in asked if key in flat and key not in ("runtime", "flow.max_actors")}
-
-
-def _to_toml(settings: Mapping[str, Any]) -> str:
-    """Format flat dotted keys as TOML; strings, numbers, booleans and lists of JSON are also valid TOML."""
-    kept = {
-        key: value for key, value in settings.items() if value is not None and key not in ("name", "run_dir", "runtime")
-    }
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in kept.items())
-
-
-def _derive_state(before: Status, wanted: int, seen: RoleStatus, *, paused: bool) -> tuple[str, str | None, str | None]:
-    if not wanted:
-        if before.state == SUCCEEDED or (before.state == PENDING and not seen.there):
-            return before.state, before.reason, before.message
-        if seen.there:
-            return STOPPING, "stop_requested", "its learner makes a checkpoint and goes"
-        return STOPPED, "stop_requested", _exit_message(seen)
-    if seen.complete:
-        return SUCCEEDED, "completed", None
-    if seen.ready:
-        return (PAUSED, "pause_requested", None) if paused else (RUNNING, None, None)
-    return STARTING, "waiting", seen.trouble or "its learner is starting"
-
-
-def _exit_message(seen: RoleStatus) -> str | None:
-    if seen.exit_code is None:
-        return "the learner is gone, and how it ended was not seen: its newest checkpoint may be older"
-    if seen.exit_code == 0:
-        return "the learner ended in good order, with a checkpoint"
-    return f"the learner ended with exit code {seen.exit_code}: its newest checkpoint may be older"
+        raise Conflict(f"{about} the learner of {run} has not reported its environment yet: retry when it has started")

@@ -16,14 +16,14 @@ class RoleStatus:
     ready: int = 0
     starting: int = 0
     ending: int = 0
-    old: int = 0  # started with settings that have changed since
+    outdated: int = 0  # started with settings that have changed since
     restarts: int = 0
-    trouble: str | None = None
+    problem: str | None = None
     exit_code: int | None = None  # of the last process that ended
     complete: bool = False  # one has reported that the run is complete
 
     @property
-    def there(self) -> int:
+    def total(self) -> int:
         """Number of replicas that have not ended."""
         return self.ready + self.starting + self.ending
 
@@ -43,26 +43,26 @@ class Orchestrator(Protocol):
     Methods raise Unreachable while the cluster does not answer, and Conflict if another owner decides.
     """
 
-    def wanted(self, role: str) -> int:
+    def desired(self, role: str) -> int:
         """Return the desired number of replicas."""
 
     def scale(self, role: str, count: int) -> None:
         """Set the number of replicas; those that end are asked to, and hand over what they have collected."""
 
-    def seen(self, role: str, digest: str) -> RoleStatus:
+    def observed(self, role: str, digest: str) -> RoleStatus:
         """Return the last observed state; `digest` identifies the settings that the replicas should have."""
 
-    def described(self) -> RunSpec:
+    def run_spec(self) -> RunSpec:
         """Return the run to train."""
 
-    def describe(self, run: str, settings: str, version: str) -> None:
+    def set_run_spec(self, run: str, settings: str, version: str) -> None:
         """Change the run to train; raises Conflict if it was changed after `version`."""
 
-    def roll(self, role: str, digest: str) -> None:
+    def restart(self, role: str, digest: str) -> None:
         """Replace all replicas of a role, so that they read the settings again."""
 
     @property
-    def lost(self) -> str | None:
+    def lost_reason(self) -> str | None:
         """Why the observed state may be outdated; None while updates arrive."""
 
     def close(self) -> None: ...

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from steppe.control.commands import BROKER_TIMEOUT_S
 from steppe.control.database import PendingAnswer
 from steppe.control.periodic import PeriodicTask
-from steppe.control.service import BROKER_TIMEOUT_S, Service
+from steppe.control.service import Service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import DamagedFile, RunFailed, RunNotFound, Unreachable
 from steppe.core.contracts.reports import EventReport
@@ -37,43 +38,40 @@ NOT_BEGUN = "it was not carried out"
 class CommandPublisher(PeriodicTask):
     """Publishes commands on request; between `start` and `stop` it also sends pending answers."""
 
-    def __init__(
-        self, service: Service, config: KafkaConfig, wire_name: Callable[[RunDirectory], str] = wire_name
-    ) -> None:
-        """`wire_name` returns the name of a run's messages: the run's name, with or without its key."""
+    def __init__(self, service: Service, config: KafkaConfig) -> None:
         super().__init__("publisher", POLL_INTERVAL_S, self.look)
-        self._service, self._ledger, self._config = service, service.ledger, config
-        self._wire_name = wire_name
+        self._service, self._database, self._config = service, service.database, config
+        self._keyed = service.backend.capabilities.keyed_messages
         self._sending = threading.Lock()  # of commands that wait: the poll and a new command may come to them together
 
     def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
         """Publish a command on Kafka. Raises Unreachable, with no answer pending, if that fails."""
         due = PendingAnswer(str(command["id"]), str(command["id"]), directory.path.name, dict(command))
-        self._ledger.save_pending_answer(due)  # before sending: if killed in between, the service must still answer
+        self._database.save_pending_answer(due)  # before sending: if killed in between, the service must still answer
         try:
             self._send_waiting(directory)
             self._send(directory, due)
         except (Unreachable, RunFailed) as error:
             word = due.command["command"]
             if word in ENDING:
-                self._ledger.save_pending_answer(due._replace(waits=True))
+                self._database.save_pending_answer(due._replace(waits=True))
                 return
-            self._ledger.delete_pending_answer(due.id)
+            self._database.delete_pending_answer(due.id)
             raise Unreachable(f"{word} was not published, and nothing has changed: {error}") from None
 
     def refuse(self, directory: RunDirectory, command: Mapping[str, Any], reason: str) -> None:
         """Answer a published command that could not be started; without brokers, a shorter answer follows later."""
         with contextlib.suppress(Unreachable, RunFailed):
             publish_result(self._connection(directory)[0], directory, command, reason)
-            self._ledger.delete_pending_answer(str(command["id"]))
+            self._database.delete_pending_answer(str(command["id"]))
 
     def look(self) -> None:
         """Publish waiting commands, and answer finished ones; raises Unreachable while no broker answers."""
-        for due in self._ledger.pending_answers():
+        for due in self._database.pending_answers():
             try:
                 self._look_at(due)
             except (RunNotFound, DamagedFile):  # the outcome in an unreadable run is unknown
-                self._ledger.delete_pending_answer(due.id)
+                self._database.delete_pending_answer(due.id)
 
     def _look_at(self, due: PendingAnswer) -> None:
         directory = RunDirectory.open(self._service.root / due.run)
@@ -84,10 +82,10 @@ class CommandPublisher(PeriodicTask):
     def _send_waiting(self, directory: RunDirectory) -> None:
         """Publish the run's commands that no broker took, in the order in which they were given."""
         with self._sending:
-            for due in self._ledger.pending_answers():
+            for due in self._database.pending_answers():
                 if due.waits and due.run == directory.path.name:
                     self._send(directory, due)
-                    self._ledger.save_pending_answer(due._replace(waits=False))
+                    self._database.save_pending_answer(due._replace(waits=False))
 
     def _answer_if_finished(self, directory: RunDirectory, due: PendingAnswer) -> None:
         try:
@@ -104,7 +102,7 @@ class CommandPublisher(PeriodicTask):
         """Answer unless the run did: its answers are in its store, copied to Kafka by its supervisor or from there."""
         if not directory.store.is_answered(str(due.command["id"])):
             publish_result(self._connection(directory)[0], directory, due.command, reason)
-        self._ledger.delete_pending_answer(due.id)
+        self._database.delete_pending_answer(due.id)
 
     def _send(self, directory: RunDirectory, due: PendingAnswer) -> None:
         connection, generation = self._connection(directory)
@@ -113,7 +111,7 @@ class CommandPublisher(PeriodicTask):
 
     def _connection(self, directory: RunDirectory) -> tuple[KafkaConnection, int]:
         """Return the connection for the run's messages, and its generation there: 0 for a run that never started."""
-        name = self._wire_name(directory)
+        name = wire_name(directory) if self._keyed else directory.id
         # Without a broker this fails sooner than the search for the manifest.
         KafkaConnection(self._config, name).fetch_metadata(BROKER_TIMEOUT_S)
         manifest = find_manifest(self._config, name)

@@ -112,13 +112,13 @@ class Routes:
 
     def _require_scope(self, name: str) -> Any:
         """The caller, if his scope is that of the operation; whoever tries more is in the audit."""
-        scope, ledger = operations()[name], self.service.ledger
+        scope, database = operations()[name], self.service.database
 
         def check(request: Request) -> Caller:
             caller: Caller = request.scope["steppe.caller"]
             if not caller.may(scope):
                 words = f"{name} needs the scope {scope}; this token has {caller.scope}"
-                ledger.audit(caller.name, caller.scope, name, request.path_params.get("run"), f"refused: {words}")
+                database.audit(caller.name, caller.scope, name, request.path_params.get("run"), f"refused: {words}")
                 raise RequestRefused(403, "scope", words)
             request.scope["steppe.operation"] = name
             return caller
@@ -294,25 +294,25 @@ class Routes:
         """Carry a change out, or give the answer that the same request got before; written into the audit either way."""
         caller: Caller = request.scope["steppe.caller"]
         about = (caller.name, caller.scope, request.scope["steppe.operation"], run)
-        ledger = self.service.ledger
+        database = self.service.database
         mine = None if key is None else f"{caller.scope}:{key}"
         if mine is not None:
             text = json.dumps([request.method, request.url.path, body.model_dump(mode="json") if body else None])
-            before = ledger.claim_idempotency_key(mine, hashlib.sha256(text.encode()).hexdigest())
+            before = database.claim_idempotency_key(mine, hashlib.sha256(text.encode()).hexdigest())
             if before is not None:
-                ledger.audit(*about, "repeated")
+                database.audit(*about, "repeated")
                 return before
         try:
             answer = call(caller.name)
         except BaseException as error:
-            ledger.audit(*about, f"refused: {error}")
+            database.audit(*about, f"refused: {error}")
             if mine is not None:
-                ledger.save_answer(mine, None)
+                database.save_answer(mine, None)
             raise
         told = answer.model_dump(mode="json", by_alias=True) if answer is not None else {}
         if mine is not None:
-            ledger.save_answer(mine, told)
-        ledger.audit(*about, "done")
+            database.save_answer(mine, told)
+        database.audit(*about, "done")
         return told
 
     async def stream(self, socket: WebSocket, resume: str | None = None) -> None:
@@ -508,7 +508,7 @@ def _add_sessions(app: FastAPI, service: Service, gate: AccessControl) -> None:
     def end(caller: Caller, identity: str, name: str) -> None:
         if not sessions.end(identity):
             raise RunNotFound("there is no session of that id")
-        service.ledger.audit(caller.name, caller.scope, name, None, f"done: session:{identity}")
+        service.database.audit(caller.name, caller.scope, name, None, f"done: session:{identity}")
 
 
 def _add_exception_handlers(app: FastAPI, routes: list[BaseRoute]) -> None:

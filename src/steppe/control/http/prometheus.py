@@ -26,7 +26,7 @@ def _lines(service: Service, clients: int, failures: int) -> Iterator[str]:
     states = Counter(run.state for run in runs)
     yield from _head("steppe_runs", "gauge", "Runs by state.")
     yield from (f'steppe_runs{{state="{state}"}} {states[state]}' for state in STATES)  # type: ignore[index]
-    pending = len(service.ledger.operations(pending=True, limit=1_000))
+    pending = len(service.database.operations(pending=True, limit=1_000))
     for name, kind, words, value in (
         ("steppe_operations_pending", "gauge", "Changes under way.", pending),
         ("steppe_stream_clients", "gauge", "Connected WebSocket clients.", clients),

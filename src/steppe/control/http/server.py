@@ -12,6 +12,7 @@ import uvicorn
 
 from steppe.control.autoscale.loop import AutoscaleLoop
 from steppe.control.autoscale.policy import ScalingPolicy
+from steppe.control.factory import make_external_service, make_kubernetes_service, make_local_service
 from steppe.control.http.app import make_app
 from steppe.control.http.auth import WILDCARDS, AccessControl, Caller, TokenStore, public_names, require_safe_bind
 from steppe.control.http.connections import Connections, preload_traceback_modules
@@ -21,7 +22,9 @@ from steppe.control.http.ws_frames import FrameSocket
 from steppe.control.mcp.resources import notify_changes
 from steppe.control.mcp.tools import McpAdapter
 from steppe.control.periodic import PeriodicTask
-from steppe.control.service import PRIVATE, Bounds, Service
+from steppe.control.repository import PRIVATE
+from steppe.control.run_requests import Bounds
+from steppe.control.service import Service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.errors import DamagedFile, MissingExtra, Unreachable, UsageError
 from steppe.core.io.atomic_files import read_json, write_json
@@ -53,7 +56,7 @@ def serve(
     listener = bind_listener(host, port, connections)
     preload_traceback_modules()
     service = _make_service(namespace, run, bounds, kafka)
-    service.ledger.delete_unfinished_answers()
+    service.database.delete_unfinished_answers()
     keys = TokenStore(service.private / TOKENS_FILE)
     own_port = listener.getsockname()[1]
     gate = AccessControl(keys, allowed, port=own_port)
@@ -113,26 +116,20 @@ def _background_tasks(
     yield from _publisher(service, kafka)
     if autoscale != "off":
         yield AutoscaleLoop(service, autoscale, ScalingPolicy(most=bounds.actors))
-    if service.kafka is not None and type(service) is Service:  # only this one starts runs itself
+    if kafka is not None and service.backend.capabilities.receives_start_commands:
         from steppe.control.backends.kafka_listener import StartCommandListener
 
-        yield StartCommandListener(service, service.kafka)
+        yield StartCommandListener(service, kafka)
 
 
 def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[PeriodicTask]:
-    """Attach and yield the command publisher; an ExternalRunService needs none, as it sends all commands over Kafka."""
-    if kafka is None:
+    """Attach and yield the command publisher, if the backend needs one."""
+    if kafka is None or not service.backend.capabilities.publishes_commands:
         return
-    from steppe.control.backends.external import ExternalRunService
     from steppe.control.backends.publisher import CommandPublisher
 
-    if isinstance(service, ExternalRunService):
-        return
-    if type(service) is Service:
-        publisher = CommandPublisher(service, kafka)
-    else:
-        publisher = CommandPublisher(service, kafka, lambda directory: directory.id)  # a cluster's learner has the key
-    service.publisher = publisher
+    publisher = CommandPublisher(service, kafka)
+    service.commands.publisher = publisher
     yield publisher
 
 
@@ -154,26 +151,22 @@ def _make_service(namespace: str | None, run: str | None, bounds: Bounds, kafka:
     if namespace is not None:
         return _make_kubernetes_service(namespace, bounds, kafka)
     if run is None or kafka is None:
-        return Service(bounds, kafka)
-    from steppe.control.backends.external import ExternalRunService
-
-    return ExternalRunService(run, kafka, bounds)
+        return make_local_service(bounds, kafka)
+    return make_external_service(run, kafka, bounds)
 
 
 def _make_kubernetes_service(namespace: str, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
-    from steppe.control.backends.kubernetes import KubernetesService
-
     try:
         from steppe.control.backends.kube_client import KubernetesClient
     except ImportError as error:
         if error.name not in ("kubernetes", "aiohttp"):
             raise
         raise MissingExtra("steppe serve --kubernetes", "kube") from None
-    scaler = KubernetesClient(namespace)
+    client = KubernetesClient(namespace)
     try:
-        return KubernetesService(scaler, bounds, kafka)
+        return make_kubernetes_service(client, bounds, kafka)
     except BaseException:
-        scaler.close()
+        client.close()
         raise
 
 
@@ -182,7 +175,7 @@ def serve_mcp_stdio(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None
 
     The process that started this one has the scope.
     """
-    service, hub = Service(bounds, kafka), Hub()
+    service, hub = make_local_service(bounds, kafka), Hub()
     watcher = RunWatcher(service, hub)
     mcp = McpAdapter(service, Caller(f"stdio:{scope}", scope))
 

@@ -261,7 +261,7 @@ class McpAdapter:
         return result
 
     async def _audit(self, *entry: Any) -> None:
-        await anyio.to_thread.run_sync(self.service.ledger.audit, *entry)
+        await anyio.to_thread.run_sync(self.service.database.audit, *entry)
 
     def _visible(self, caller: Caller, listed: HandlerResult) -> HandlerResult:
         """Only what the caller may call is listed for him."""

@@ -18,10 +18,10 @@ from types import ModuleType
 import httpx
 import pytest
 
+from steppe.control.factory import make_local_service
 from steppe.control.http import static
 from steppe.control.http.app import make_app
 from steppe.control.http.auth import AccessControl, TokenStore
-from steppe.control.service import Service
 from steppe.core.contracts.reports import EvaluationReport
 from steppe.core.contracts.transport import EVALUATIONS
 from steppe.records.run_directory import RunDirectory
@@ -78,7 +78,7 @@ def test_a_service_without_the_parts_says_what_to_do(tmp_path: Path, monkeypatch
     monkeypatch.setattr(static, "FOLDER", tmp_path)
     (tmp_path / "index.html").write_text("<p>page</p>")
     assert not static.is_page_complete()
-    service, keys = Service(), TokenStore(tmp_path / "tokens.json")
+    service, keys = make_local_service(), TokenStore(tmp_path / "tokens.json")
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(make_app(service, AccessControl(keys)))
