@@ -127,7 +127,7 @@ def test_ready_is_what_was_seen_not_what_was_asked_for(plane, namespace, api, no
 def test_the_learner_ends_in_good_order_before_it_is_said_to_be_stopped(plane, namespace, api, node):
     until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is under way")
     done = finished(api, api.put(f"{RUN}/learner", json={"learner": 0}))
-    assert done["message"] == "the learner ended in good order, with a checkpoint"
+    assert done["message"] == "the learner ended normally, with a checkpoint"
     assert pods(plane, namespace, "learner") == {}
     until(lambda: api.get(RUN).json()["state"] == "STOPPED", "the run is stopped")
     finished(api, api.put(f"{RUN}/learner", json={"learner": 1}))

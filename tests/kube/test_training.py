@@ -261,7 +261,7 @@ def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, br
 
         # No learner, after a checkpoint; and one that goes on from there.
         first = cluster.learner
-        assert scale_learner(api, 0) == "the learner ended in good order, with a checkpoint"
+        assert scale_learner(api, 0) == "the learner ended normally, with a checkpoint"
         assert first.process.returncode == 0
         saved = first.events("checkpoint")[-1]
         assert saved["env_steps"] == STEPS * len(taken(first))

@@ -219,8 +219,8 @@ def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
 @pytest.mark.parametrize(
     ("brokers", "error", "words"),
     [
-        (None, UsageError, "without Kafka the service does not know that of demo: start it with --kafka HOST:PORT"),
-        ("127.0.0.1:9", Conflict, "the learner of demo has not told its environment yet: try again"),
+        (None, UsageError, "without Kafka the service does not know the environment of demo: start the service with --kafka"),
+        ("127.0.0.1:9", Conflict, "the learner of demo has not reported its environment yet: retry"),
     ],
 )
 def test_what_an_unknown_environment_might_refuse_is_refused(brokers, error, words):
