@@ -219,7 +219,11 @@ def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
 @pytest.mark.parametrize(
     ("brokers", "error", "words"),
     [
-        (None, UsageError, "without Kafka the service does not know the environment of demo: start the service with --kafka"),
+        (
+            None,
+            UsageError,
+            "without Kafka the service does not know the environment of demo: start the service with --kafka",
+        ),
         ("127.0.0.1:9", Conflict, "the learner of demo has not reported its environment yet: retry"),
     ],
 )
@@ -230,7 +234,9 @@ def test_what_an_unknown_environment_might_refuse_is_refused(brokers, error, wor
         before = pods.settings
         for dry_run in (True, False):
             for values in ({"bounds_coef": 0.5}, {"bounds_coef": 0.5, "max_grad_norm": 0.25}, {"policies": "own"}):
-                with pytest.raises(error, match=f"{next(iter(values))}: only some environments take it, and {words}"):
+                with pytest.raises(
+                    error, match=f"{next(iter(values))}: only some environments support it, and {words}"
+                ):
                     service.set_hyperparameters("demo", values, "test", dry_run=dry_run)
         assert (pods.settings, pods.rolled, service.database.operations()) == (before, [], [])
         for values in ({"bounds_coef": 0.0}, {"bounds_coef": 0.0, "gamma": 0.5}):  # right in every environment

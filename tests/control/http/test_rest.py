@@ -180,7 +180,7 @@ def test_every_runtime_of_the_machine_is_offered(http: TestClient, monkeypatch: 
     monkeypatch.setattr(run_requests, "available_runtimes", lambda kafka: ["inline", "processes"])
     refused = http.post(RUNS, json={**SHORT, "start": False, "runtime": "ray"})
     assert (refused.status_code, refused.json()["code"]) == (422, "config_error")
-    assert "not installed" in refused.json()["detail"]
+    assert "not available here" in refused.json()["detail"]
 
 
 def test_every_list_comes_in_pages(http: TestClient):
