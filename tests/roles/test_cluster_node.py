@@ -11,6 +11,7 @@ import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
 from steppe.algorithms.dqn.dqn import DQN
+from steppe.algorithms.nn.optimizers import FlatAdam
 from steppe.core.algorithms import DQNConfig
 from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.contracts.algorithm import Learned, Progress, trainable_entries
@@ -131,7 +132,7 @@ def test_steps_together_are_those_of_one_learner_with_the_joint_batch(count: int
             node.client.close()
             np.testing.assert_allclose(flat(agent), flat(alone), rtol=2e-4, atol=2e-6)
             np.testing.assert_array_equal(flat(agent), flat(agents[0]))
-            assert agent.joint_step is None
+            assert isinstance(agent.optimizer, FlatAdam)
             assert node.counts == {"exchanges": 12, "missed": 0}
     assert np.abs(flat(alone) - before).max() > 0.01, "something was learned"
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
+from steppe.algorithms.nn.optimizers import FlatAdam
 from steppe.core.contracts.errors import UsageError
 from steppe.params.from_cluster import build_parameter_server
 from steppe.params.rounds import Rounds
@@ -44,7 +45,8 @@ def test_two_nodes_on_the_network_are_one_learner(case: str) -> None:
     known = kit.alone(case)
     for agent in found:
         kit.agree(case, agent, known)
-        assert agent.joint_step is agent.joint_sum is None
+        assert isinstance(agent.optimizer, FlatAdam)
+        assert agent.joint_sum is None
     np.testing.assert_array_equal(kit.flat(found[0]), kit.flat(found[1]))
 
 

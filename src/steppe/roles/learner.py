@@ -40,6 +40,12 @@ class StopCondition(Protocol):
     def __call__(self, env_steps: int, updates: int, *, digesting: bool) -> bool: ...
 
 
+class UpdateSource(Protocol):
+    """What updates the agent's weights with a batch: the agent itself, or a memory that applies pushed gradients."""
+
+    def learn(self, batch: Batch) -> Learned: ...
+
+
 @dataclass(frozen=True)
 class RunLimits:
     """When a run ends, and how often weights are published and checkpoints written."""
@@ -69,6 +75,7 @@ class Learner:
         self.name = context.name
         self.done = False
         self.agent, self.memory, self.batch_policy = agent, memory, intake
+        self._source: UpdateSource = agent
         self.limits, self.save, self.context = limits, save, context
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
         self.agent_steps: int | None = None  # counted if an environment has several agents
@@ -177,7 +184,8 @@ class Learner:
         batch = self.memory.sample()
         self.phases.switch("learn")
         started_s = self.context.clock()
-        learned = self._learn_batch(batch)
+        learned = self._source.learn(batch)
+        self._after_update(learned)
         self.phases.switch("remember")
         self.memory.update(batch, learned)
         self.updates += learned.updates
@@ -202,8 +210,8 @@ class Learner:
         """Whether any row is valid; none is once every actor has used up its episode quota."""
         return self.limits.episodes is None or any(segment["valid"].any() for segment in segments)
 
-    def _learn_batch(self, batch: Batch) -> Learned:
-        return self.agent.learn(batch)
+    def _after_update(self, learned: Learned) -> None:
+        """Do what follows each update and counts as part of it; subclasses may add statistics."""
 
     def publish_initial(self) -> None:
         """Publish the initial weights: version 0, or those that the actors of a resumed run had."""

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from steppe.algorithms.nn.flat_module import FlatAdam, FlatModule
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.nn.optimizers import FlatAdam
 from steppe.core.contracts.errors import ConfigError, NotFinite
 
 pytestmark = pytest.mark.unit

@@ -91,7 +91,7 @@ def test_a_round_of_workers_is_one_learner_with_the_joint_batch(algo):
             for worker, (gradient, count) in enumerate(zip(gradients, rows, strict=True))
         ])  # fmt: skip
         assert store.ready()
-        assert store.show().updates == 1
+        assert store.learn(store.sample()).updates == 1
         alone.apply(alone.gradients(whole))
         np.testing.assert_allclose(parameters(store.agent), parameters(alone), rtol=1e-3, atol=2e-6)
     assert not np.allclose(parameters(alone), parameters(agent_of(config)), atol=1e-3), "nothing was learned"
@@ -104,7 +104,7 @@ def test_gradients_that_come_alone_are_applied_one_after_the_other():
         batches = rollouts(alone, config, 2, number)
         gradients = [alone.gradients(batch) for batch in batches]  # both made with the same weights
         store.add([push_of(g, worker, number, updates=2 * number) for worker, g in enumerate(gradients)])
-        assert store.show().updates == 2
+        assert store.learn(store.sample()).updates == 2
         for gradient in gradients:
             alone.apply(gradient)
         np.testing.assert_allclose(parameters(store.agent), parameters(alone), rtol=1e-3, atol=2e-6)
@@ -119,7 +119,7 @@ def test_several_may_be_applied_together_without_rounds():
         store.add([push_of(np.ones(size), number % 2, number)])
         assert store.ready() == (number % 3 == 2)
         if store.ready():
-            store.show()
+            store.learn(store.sample())
     assert store.server.updates == 2
 
 
@@ -129,7 +129,7 @@ def test_every_push_is_accounted_for_and_bad_ones_change_nothing():
     before, size = parameters(store.agent).copy(), len(parameters(store.agent))
     good = np.full(size, 1e-3, np.float32)
     store.add([push_of(np.full(size, np.nan), 0, 0), push_of(good, 1, 0), push_of(good, 2, 0)])
-    store.show()
+    store.learn(store.sample())
     np.testing.assert_allclose(parameters(store.agent), before - 2 * 0.01 * 1e-3, rtol=1e-4)
     store.add([push_of(good, 0, 1, updates=0), push_of(np.empty(0), 1, 1, rows=0, size=size)])
     assert dict(store.refused) == {"not_finite": 1, "too_stale": 1}
@@ -149,7 +149,7 @@ def test_an_update_into_infinity_is_dropped_and_the_next_one_counts():
     assert not store.ready()
     store.agent.learning_rate = 0.5
     store.add([push_of(np.full(size, 0.5), 0, 1)])
-    store.show()
+    store.learn(store.sample())
     np.testing.assert_allclose(parameters(store.agent), before - 0.25, rtol=1e-5)
 
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_goes_on_exactly(in_rounds):
     for pair in pushes[:3]:
         for store in (whole, saved):
             store.add(pair)
-            store.show()
+            store.learn(store.sample())
     tree, weights = codec.unpack(codec.pack(saved.state())), saved.agent.weights().copy()
     resumed = store_of(config)
     resumed.agent.load(weights)
@@ -173,7 +173,7 @@ def test_a_checkpoint_goes_on_exactly(in_rounds):
     for pair in pushes[3:]:
         for store in (whole, resumed):
             store.add(pair)
-            store.show()
+            store.learn(store.sample())
     assert resumed.agent.weights().sha256() == whole.agent.weights().sha256()
     assert resumed.server.get_server_stats()["accepted_pushes"] == 12
 

@@ -36,7 +36,9 @@ class A2C(OnPolicyAgent):
         stats = self._backward(batch)
         if not stats:
             return Learned(0)
-        norm = self._step(int(np.count_nonzero(batch["valid"])))
+        rows = int(np.count_nonzero(batch["valid"]))
+        norm = self.optimizer.step(self.learning_rate, self.updates, rows)
+        self.updates += 1
         self._apply_obs_statistics()
         return Learned(1, stats | {"grad_norm": norm, "learning_rate": self.learning_rate})
 

@@ -159,7 +159,9 @@ class DHC(TorchAgent):
         """Take one update with one sampled batch."""
         self._set_learning_rate()
         stats, priorities, rows = self._backward(batch)
-        stats |= {"grad_norm": self._step(rows), "learning_rate": self.learning_rate}
+        norm = self.optimizer.step(self.learning_rate, self.updates, rows)
+        self.updates += 1
+        stats |= {"grad_norm": norm, "learning_rate": self.learning_rate}
         self._target.follow(self.updates)
         if self.curriculum is not None:
             stats |= self.curriculum.stats()

@@ -69,7 +69,8 @@ class DQN(TorchAgent):
     def learn(self, batch: Batch) -> Learned:
         """Take one update with one sampled batch."""
         loss, mean_value, mean_error, errors = self._backward(batch)
-        norm = self._step(len(batch["reward"]))
+        norm = self.optimizer.step(self.learning_rate, self.updates, len(batch["reward"]))
+        self.updates += 1
         stats = {
             "loss": loss,
             "q_mean": mean_value,

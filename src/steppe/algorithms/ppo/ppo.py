@@ -43,7 +43,8 @@ class PPO(OnPolicyAgent):
             before, done = totals[3], updates
             for rows in self._pass.minibatches(rollout, self.config.minibatch_size or len(rollout.rows), stream):
                 totals += self._backward(rollout, rows)
-                norms += self._step(len(rows))
+                norms += self.optimizer.step(self.learning_rate, self.updates, len(rows))
+                self.updates += 1
                 updates += 1
             if self.config.target_kl is not None and totals[3] - before > self.config.target_kl * (updates - done):
                 break

@@ -78,7 +78,9 @@ class R2D2(TorchAgent):
     def learn(self, batch: Batch) -> Learned:
         """Take one update with one sampled batch."""
         found = self._backward(batch)
-        norm = self._step(int(np.count_nonzero(batch["learn"])))
+        rows = int(np.count_nonzero(batch["learn"]))
+        norm = self.optimizer.step(self.learning_rate, self.updates, rows)
+        self.updates += 1
         stats = {
             "loss": found.loss,
             "q_mean": found.mean_value,

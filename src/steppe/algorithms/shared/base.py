@@ -1,29 +1,30 @@
-"""Base class of all torch agents: weights, counters and the optimizer step.
+"""Base class of all torch agents: weights, counters and the optimizer.
 
 The losses are in the algorithms' own files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from steppe.algorithms.nn.flat_module import FlatAdam, FlatModule
+from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.nn.optimizers import FlatAdam, FlatOptimizer, JointOptimizer
 from steppe.algorithms.shared.td_learning import RecurrentState
 from steppe.core.algorithms import AgentConfig
 from steppe.core.config.tunables import validate_changes
 from steppe.core.config.validation import validate_config
-from steppe.core.contracts.algorithm import Tree
+from steppe.core.contracts.algorithm import JointStep, JointSum, Tree
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
 
 
 class TorchAgent:
-    """Owns the flat module, the random stream for acting, the counters and, once it learns, the optimizer."""
+    """Owns the flat module, its optimizer, the random stream for acting and the counters."""
 
     config: Any  # the algorithm's configuration, with defaults resolved
 
@@ -36,14 +37,10 @@ class TorchAgent:
         self.learning_rate = config.learning_rate or 0.0  # never None once defaults are resolved
         self._stream = seeding.generator(seed, "act")
         self._recurrent_state: RecurrentState | None = None  # None unless the agent is recurrent
-        self._max_grad_norm = config.max_grad_norm
         self.adam_eps = adam_eps
-        self._adam: FlatAdam | None = None
-        # Set when several learners train together: takes a gradient and the number of rows that it averages over,
-        # and returns the new parameters, which are the same in all learners.
-        self.joint_step: Callable[[np.ndarray, int], np.ndarray] | None = None
-        # Likewise, called at most once before each step: returns a few numbers summed over all learners.
-        self.joint_sum: Callable[[np.ndarray], np.ndarray] | None = None
+        self._adam = FlatAdam(flat, eps=adam_eps, max_grad_norm=config.max_grad_norm)
+        self.optimizer: FlatOptimizer = self._adam
+        self.joint_sum: JointSum | None = None  # set while several learners train together
 
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """Take all exploration from `stream` from now on, and clear the recurrent state."""
@@ -92,23 +89,16 @@ class TorchAgent:
         if gradient.shape != tuple(self.flat.gradient.shape):
             raise ConfigError(f"the gradient has shape {gradient.shape}, not {tuple(self.flat.gradient.shape)}")
         self.flat.gradient.copy_(torch.from_numpy(np.array(gradient, np.float32)))
-        self._step()
-
-    def _step(self, rows: int = 1) -> float:
-        """Clip the flat gradient, a mean over `rows`, and take one step; return the norm before clipping."""
-        if self.joint_step is None:
-            norm = self._optimizer().step(self.learning_rate, self.updates)
-        else:
-            gradient = self.flat.gradient.cpu().numpy()
-            norm = float(np.linalg.norm(gradient))
-            self.flat.parameters.copy_(torch.from_numpy(self.joint_step(gradient, rows)))
+        self.optimizer.step(self.learning_rate, self.updates)
         self.updates += 1
-        return norm
 
-    def _optimizer(self) -> FlatAdam:
-        if self._adam is None:
-            self._adam = FlatAdam(self.flat, eps=self.adam_eps, max_grad_norm=self._max_grad_norm)
-        return self._adam
+    def train_jointly(self, joint_step: JointStep, joint_sum: JointSum | None = None) -> None:
+        """Take every optimizer step together with other learners from now on."""
+        self.optimizer, self.joint_sum = JointOptimizer(self.flat, joint_step), joint_sum
+
+    def train_alone(self) -> None:
+        """Take optimizer steps without other learners from now on."""
+        self.optimizer, self.joint_sum = self._adam, None
 
     def _counters(self) -> Tree:
         """Return the part of `state` that all torch agents share."""
@@ -118,13 +108,11 @@ class TorchAgent:
             "updates": self.updates,
             "env_steps": self.env_steps,
             "learning_rate": self.learning_rate,
-            "adam": self._adam.state() if self._adam else {},
+            "adam": self._adam.state(),
         }
 
     def _restore_counters(self, state: Tree) -> None:
         self.seed, self.version = int(state["seed"]), int(state["version"])
         self.updates, self.env_steps = int(state["updates"]), int(state["env_steps"])
         self.learning_rate = float(state["learning_rate"])
-        self._adam = None
-        if state["adam"]:
-            self._optimizer().restore(state["adam"])
+        self._adam.restore(state["adam"])

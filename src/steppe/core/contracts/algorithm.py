@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,10 @@ from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.weights import Weights, WeightsEntry
 
 Tree = dict[str, Any]  # nested dicts and lists of plain numbers, strings, bytes and NumPy arrays: see codec.pack
+# Takes a gradient and the number of rows that it averages over; returns the parameters after the step of all learners.
+JointStep = Callable[[np.ndarray, int], np.ndarray]
+# Sums a few numbers over all learners; called at most once before each step.
+JointSum = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,17 @@ class Tunable(Protocol):
 
     def retune(self, values: Mapping[str, Any]) -> None:
         """Use these values from the next update on."""
+
+
+@runtime_checkable
+class JointTrainable(Protocol):
+    """An agent that can take its optimizer steps together with the agents of other learners."""
+
+    def train_jointly(self, joint_step: JointStep, joint_sum: JointSum | None = None) -> None:
+        """Take every optimizer step with `joint_step` from now on, and sum over all learners with `joint_sum`."""
+
+    def train_alone(self) -> None:
+        """Take optimizer steps without other learners from now on."""
 
 
 class Memory(Protocol):

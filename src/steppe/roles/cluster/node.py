@@ -18,9 +18,8 @@ import numpy as np
 
 from steppe.core.config.cluster import ClusterConfig
 from steppe.core.config.validation import read_toml
-from steppe.core.contracts.algorithm import Agent, Learned, trainable_entries
+from steppe.core.contracts.algorithm import Agent, JointTrainable, Learned, trainable_entries
 from steppe.core.contracts.errors import ConfigError, RunFailed, Unreachable
-from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.weights import Weights
 from steppe.params.client import ParameterClient
 from steppe.roles.learner import Learner
@@ -77,17 +76,14 @@ class ClusterNode:
             )
         self._adopt(newest)
         if not deltas:
-            if not hasattr(self.agent, "joint_step"):
+            if not isinstance(self.agent, JointTrainable):
                 raise ConfigError(f"{type(self.agent).__name__} cannot exchange gradients: use exchange='deltas'")
-            self.agent.joint_step = self.synchronized_step
-            if about["tallies"] and hasattr(self.agent, "joint_sum"):
-                self.agent.joint_sum = self.all_reduce_sum
+            self.agent.train_jointly(self.synchronized_step, self.all_reduce_sum if about["tallies"] else None)
 
     def leave(self) -> None:
         """Unregister, so that the other nodes do not wait for this one."""
-        for tie in ("joint_step", "joint_sum"):
-            if hasattr(self.agent, tie):
-                setattr(self.agent, tie, None)
+        if isinstance(self.agent, JointTrainable):
+            self.agent.train_alone()
         try:
             self.client.unregister_worker(self.name)
         except Unreachable:  # the others wait until a round's deadline
@@ -224,11 +220,9 @@ class NodeLearner(Learner):
         finally:
             self.node.close()
 
-    def _learn_batch(self, batch: Batch) -> Learned:
-        learned = super()._learn_batch(batch)
+    def _after_update(self, learned: Learned) -> None:
         if self.node.learned(learned):
             learned.stats["cluster_version"] = float(self.node.version)
-        return learned
 
     def _end(self) -> None:
         """Exchange once more, so that the run's result is the cluster's newest version."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from steppe.core.contracts.algorithm import Agent, Learned, Tree, trainable_entries
 from steppe.core.contracts.errors import ConfigError, UsageError
-from steppe.core.contracts.segment import Segment
+from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import PushSpec
 from steppe.core.contracts.weights import Weights
 from steppe.params.client import ParameterClient
@@ -74,7 +74,7 @@ class ServerGradientMemory(GradientMemory):
     def ready(self) -> bool:
         return self._newest.version > self._shown
 
-    def show(self) -> Learned:
+    def learn(self, batch: Batch) -> Learned:
         """Load the newest parameters into the agent."""
         stats = (
             {"learning_rate": self.external_server.optimizer.rates[0]}

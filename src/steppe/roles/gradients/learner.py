@@ -81,8 +81,8 @@ class GradientMemory:
         """Return an empty batch: the pushes are already in the parameters."""
         return EMPTY_BATCH
 
-    def show(self) -> Learned:
-        """Load the newest parameters into the agent."""
+    def learn(self, batch: Batch) -> Learned:
+        """Load the newest parameters into the agent. The batch is empty: `add` has applied the gradients."""
         rate = self._rate() or self.server.optimizer.rates[0]
         return Learned(self._load(self.server.weights()), {"learning_rate": rate})
 
@@ -191,6 +191,7 @@ class GradientLearner(Learner):
         segment: SegmentSpec,
     ) -> None:
         super().__init__(store.agent, store, intake, limits, save, context)
+        self._source = store
         self._empty_segment = Segment.blank(segment)  # no valid row: it only advances the agent's schedules
         self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # limit of one push
         self._settings = -1  # version of the newest published live hyperparameters
@@ -258,10 +259,8 @@ class GradientLearner(Learner):
         counts = (PushSpec.ROWS, PushSpec.STEPS)
         return self.limits.episodes is None or any(push["counts"][0, 0, counts].any() for push in segments)
 
-    def _learn_batch(self, batch: Batch) -> Learned:
-        learned = self.memory.show()
+    def _after_update(self, learned: Learned) -> None:
         self._confirm()
-        return learned
 
     def _dropped(self, *, final: bool) -> dict[str, int]:
         return super()._dropped(final=final) | dict(self.memory.refused)
