@@ -66,12 +66,12 @@ def read(words: dict) -> None:
     press = WeightPublisher(link, inlet, room)
     store = KafkaWeights(link, None, room, press)
     window = WindowBatchPolicy(inlet, ACTORS, 0.0, 10**9, time.monotonic)
-    window.ledger.expected = {int(actor): n for actor, n in known["expected"].items()}
-    window.ledger.dropped.update(known["dropped"])
+    window.tracker.expected = {int(actor): n for actor, n in known["expected"].items()}
+    window.tracker.dropped.update(known["dropped"])
     learned, version = known["learned"], max(known["version"], store.last_published_version("policy")) + 1
     weights = Weights.from_arrays({"count": np.zeros(1, np.int64)})
     takes = 0
-    while not complete(room, window.ledger.expected):
+    while not complete(room, window.tracker.expected):
         segments = window.take(0)
         if not segments:
             press.require()
@@ -96,8 +96,8 @@ def read(words: dict) -> None:
 
 
 def save(path: Path, learned: list, window: WindowBatchPolicy, inlet: KafkaReader, version: int) -> None:
-    expected = {str(actor): n for actor, n in window.ledger.expected.items()}
-    dropped = dict(window.ledger.dropped)
+    expected = {str(actor): n for actor, n in window.tracker.expected.items()}
+    dropped = dict(window.tracker.dropped)
     write_json(
         path,
         {"learned": learned, "expected": expected, "dropped": dropped, "version": version, **inlet.mark()}

@@ -36,7 +36,7 @@ def test_what_is_written_is_read(path, complaints):
     assert log.mark(MARK) == path.stat().st_size
     (life,) = read_arrivals(path)
     assert life.begin == AttemptStart(1_000, 0, 0)
-    assert life.intakes == [FIRST, SECOND]
+    assert life.batches == [FIRST, SECOND]
     assert life.end == MARK
     assert not complaints
 
@@ -50,7 +50,7 @@ def test_behind_the_last_mark_nothing_counts(path, complaints):
     with open(path, "ab") as file:
         file.write(b'{"mark":{"env_st')
     (life,) = read_arrivals(path)
-    assert (life.intakes, life.end) == ([FIRST], MARK)
+    assert (life.batches, life.end) == ([FIRST], MARK)
 
 
 def test_going_on_cuts_the_log_at_the_checkpoint(path, complaints):
@@ -65,8 +65,8 @@ def test_going_on_cuts_the_log_at_the_checkpoint(path, complaints):
     again.take(SECOND)
     again.mark(LATER)
     first, second = read_arrivals(path)
-    assert (first.intakes, first.end) == ([FIRST], MARK)
-    assert (second.begin, second.intakes, second.end) == (AttemptStart(200, 64, 10), [SECOND], LATER)
+    assert (first.batches, first.end) == ([FIRST], MARK)
+    assert (second.begin, second.batches, second.end) == (AttemptStart(200, 64, 10), [SECOND], LATER)
 
 
 def test_a_life_without_a_mark_is_no_life(path, complaints):
@@ -126,4 +126,4 @@ def test_a_disk_that_fills_leaves_the_log_at_its_last_mark(path, complaints, mon
     assert len(complaints) == 1
     assert "No space left" in complaints[0]
     (life,) = read_arrivals(path.with_name("kept"))
-    assert (life.intakes, life.end) == ([FIRST], MARK)
+    assert (life.batches, life.end) == ([FIRST], MARK)

@@ -77,7 +77,7 @@ def shelves_of(name, count=3):
     agent, spec = CASES[name]
     shelves = Shelves(agent, spec, count)
     try:
-        yield shelves, made(name, shelves=shelves.lines)
+        yield shelves, made(name, replay_clients=shelves.lines)
     finally:
         shelves.close()
 

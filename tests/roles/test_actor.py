@@ -61,7 +61,7 @@ class TestSegments:
         context.weights.publish(POLICY, weights_of(0))
         found = collected(actor, context, 4)
         written = np.concatenate([columns["action"] for _, columns in found])
-        np.testing.assert_array_equal(written, actor.world.actions)
+        np.testing.assert_array_equal(written, actor.env.actions)
 
     def test_the_policy_is_told_where_episodes_start(self):
         actor, context = make_actor(world=ScriptedWorld((2, 3), next_step=True))
@@ -83,10 +83,10 @@ class TestSegments:
     def test_the_world_is_reset_once_and_only_when_needed(self):
         actor, context = make_actor()
         assert not actor.step()
-        assert actor.world.seeds == []
+        assert actor.env.seeds == []
         context.weights.publish(POLICY, weights_of(0))
         collected(actor, context, 3)
-        assert actor.world.seeds == [None]
+        assert actor.env.seeds == [None]
 
 
 class TestWeights:
@@ -94,20 +94,20 @@ class TestWeights:
         actor, context = make_actor()
         assert not actor.step()
         assert context.channel.poll() is None
-        assert actor.world.actions == []
+        assert actor.env.actions == []
 
     def test_newer_weights_are_adopted_between_segments_only(self):
         """They are published while a segment is being collected: its rows and header are all of the older ones."""
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(1))
-        step = actor.world.step
+        step = actor.env.step
 
         def publishing(actions, segment, t):
-            if len(actor.world.actions) == 1:
+            if len(actor.env.actions) == 1:
                 context.weights.publish(POLICY, weights_of(2))
             step(actions, segment, t)
 
-        actor.world.step = publishing
+        actor.env.step = publishing
         (first_header, first), (second_header, second) = collected(actor, context, 2)
         assert (first_header.version, second_header.version) == (1, 2)
         assert (first["action"] // 10 == 1).all()
@@ -134,7 +134,7 @@ class TestBackPressure:
         actor, context = make_actor(slots=2)
         context.weights.publish(POLICY, weights_of(0))
         assert [actor.step() for _ in range(4)] == [True, True, False, False]
-        assert len(actor.world.actions) == 2 * SPEC.num_steps
+        assert len(actor.env.actions) == 2 * SPEC.num_steps
         context.channel.release(context.channel.poll())
         assert [actor.step() for _ in range(2)] == [True, False]
         assert [context.channel.poll().header.sequence for _ in range(2)] == [1, 2]
@@ -150,7 +150,7 @@ class TestBackPressure:
         assert actor.step()
         segment = context.channel.poll()
         assert (segment.header.sequence, segment.header.version) == (0, 0)
-        assert len(actor.world.actions) == SPEC.num_steps
+        assert len(actor.env.actions) == SPEC.num_steps
 
 
 class TestOrders:
@@ -158,17 +158,17 @@ class TestOrders:
     def test_stops_in_mid_segment(self, order):
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(0))
-        step = actor.world.step
+        step = actor.env.step
 
         def stopping(actions, segment, t):
             step(actions, segment, t)
             if t == 1:
                 context.orders["now"] = order
 
-        actor.world.step = stopping
+        actor.env.step = stopping
         actor.step()
         assert actor.done
-        assert len(actor.world.actions) == 2
+        assert len(actor.env.actions) == 2
         assert context.channel.poll() is None
         assert actor.env_steps == 0
 
@@ -202,7 +202,7 @@ class TestBadNumbers:
     def test_field_step_and_environment_are_named(self, field, value, message):
         actor, context = make_actor(slots=2)
         context.weights.publish(POLICY, weights_of(0))
-        actor.world.poison[SPEC.num_steps + 2] = (field, value)
+        actor.env.poison[SPEC.num_steps + 2] = (field, value)
         assert actor.step()
         with np.errstate(invalid="ignore"), pytest.raises(NotFinite, match=message):
             actor.step()
@@ -212,14 +212,14 @@ class TestBadNumbers:
     def test_a_nan_explains_the_fault_that_follows_it(self):
         actor, context = make_actor(world=ScriptedWorld(fail_at=3))
         context.weights.publish(POLICY, weights_of(0))
-        actor.world.poison[1] = ("obs", np.nan)
+        actor.env.poison[1] = ("obs", np.nan)
         with np.errstate(invalid="ignore"), pytest.raises(NotFinite, match="obs is nan"):
             actor.step()
 
     def test_a_nan_explains_a_policy_that_fails_on_it(self):
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(0))
-        actor.world.poison[1] = ("obs", np.nan)
+        actor.env.poison[1] = ("obs", np.nan)
         act = actor.policy.act
 
         def strict(obs, starts, **options):
@@ -264,7 +264,7 @@ class TestReports:
         (report,) = self.reports(context)
         assert (report.state, report.env_steps) == ("stopped", 12)
         assert report.episodes == [(10.0, 4), (15.0, 5)]
-        assert actor.world.closed
+        assert actor.env.closed
 
     def test_environments_are_closed_even_if_nobody_listens(self):
         actor, context = make_actor()
@@ -275,7 +275,7 @@ class TestReports:
         context.board.post = deaf
         with pytest.raises(OSError, match="the board is gone"):
             actor.close()
-        assert actor.world.closed
+        assert actor.env.closed
 
     def test_spans_are_kept_while_there_is_room(self):
         actor, context = make_actor()
@@ -312,7 +312,7 @@ class TestResuming:
                 if name != "final_obs":  # means nothing where no episode was cut
                     np.testing.assert_array_equal(column, life[sequence][1][name], err_msg=name)
         assert actor.env_steps == sum(int(columns["valid"].sum()) for _, columns in life)
-        assert actor.world.seeds == []
+        assert actor.env.seeds == []
 
     @pytest.mark.parametrize("known", [True, False])
     def test_a_world_that_cannot_be_written_down_begins_new_episodes(self, known):
@@ -326,7 +326,7 @@ class TestResuming:
         ((head, columns),) = collected(actor, context)
         assert head.sequence == 2
         np.testing.assert_array_equal(columns["obs"][0], [[0, 0], [1, 0]])
-        assert actor.world.seeds == [seeds]
+        assert actor.env.seeds == [seeds]
         assert actor.env_steps == (18 if known else 6)
 
     def test_a_world_that_refuses_its_snapshot_begins_new_episodes(self):
@@ -336,5 +336,5 @@ class TestResuming:
         def refuse(state):
             raise CannotResume("made otherwise")
 
-        actor.world.restore = refuse
+        actor.env.restore = refuse
         assert actor.resume(1, state, np.random.SeedSequence(9)) == "episode-boundary"

@@ -563,7 +563,7 @@ class TestResuming:
         second.sequence = 1
         second.round()
         assert second.memory.intakes == []
-        assert second.learner.batch_policy.ledger.dropped == {"repeated": 1}
+        assert second.learner.batch_policy.tracker.dropped == {"repeated": 1}
 
     def test_the_clock_goes_on_too(self):
         first, second = Bench(), Bench()
@@ -651,7 +651,7 @@ def test_a_segment_that_cannot_be_learned_from_is_refused_and_the_run_goes_on(sp
     bench.round()
     bench.round(version=1, spoil=lambda segment: spoil(segment) if segment.header.actor == 1 else None)
     bench.round(version=2)
-    assert bench.learner.batch_policy.ledger.dropped == {"refused": 1}
+    assert bench.learner.batch_policy.tracker.dropped == {"refused": 1}
     assert bench.learner.env_steps == 5 * STEPS
     assert bench.versions == [0, 1, 2, 3]
     warned = [EventReport.read(record) for _, record in bench.context.board.read(EVENTS)]
@@ -673,8 +673,8 @@ def test_refused_segments_are_summed_up_once_a_second() -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "words"),
     [
-        (out_of_range, RunFailed, r"last 10 times was refused: 'action' is 100 at \(1, 1\)"),
-        (lambda segment: segment["obs"].fill(np.nan), NotFinite, "last 10 times was refused: 'obs' is nan"),
+        (out_of_range, RunFailed, r"last 10 batches was refused: 'action' is 100 at \(1, 1\)"),
+        (lambda segment: segment["obs"].fill(np.nan), NotFinite, "last 10 batches was refused: 'obs' is nan"),
     ],
 )
 def test_a_run_in_which_everything_is_refused_is_over(spoil, error, words) -> None:
@@ -683,4 +683,4 @@ def test_a_run_in_which_everything_is_refused_is_over(spoil, error, words) -> No
         bench.round(version=version, spoil=spoil)
     with pytest.raises(error, match=words):
         bench.round(version=9, spoil=spoil)
-    assert bench.learner.batch_policy.ledger.dropped == {"refused": 10}
+    assert bench.learner.batch_policy.tracker.dropped == {"refused": 10}

@@ -24,7 +24,7 @@ class ScriptedJudge:
     def __init__(self, policy, scores, before=None):
         self.policy, self.scores, self.before = policy, scores, before
         self.judged = []
-        self.world = ScriptedWorld()
+        self.env = ScriptedWorld()
 
     def evaluate(self, episodes, stopping, *, explore=False, record=False):
         version = self.policy.version
@@ -34,7 +34,7 @@ class ScriptedJudge:
             return None
         self.judged.append((version, episodes, explore, record))
         score = self.scores.get(version, 0.0)
-        frames = [self.world.render()] if record else []
+        frames = [self.env.render()] if record else []
         return Evaluation([score - 1.0, score + 1.0], [3, 4], frames=frames)
 
 
@@ -209,7 +209,7 @@ class TestTheEnd:
         bench = Bench()
         bench.publish(0, env_steps=100)
         bench.manager.close()
-        assert bench.judge.world.closed
+        assert bench.judge.env.closed
         assert bench.album.closed
 
 

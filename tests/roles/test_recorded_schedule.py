@@ -105,7 +105,7 @@ def test_groups_come_in_the_order_of_the_script():
     assert names(intake.take(0)) == [(1, 0), (0, 0)]
     assert names(intake.take(0)) == [(0, 1)]
     assert names(intake.take(0)) == [(1, 1)]
-    assert intake.ledger.expected == {0: 2, 1: 2}
+    assert intake.tracker.expected == {0: 2, 1: 2}
 
 
 def test_what_was_dropped_is_dropped_again_and_given_back():
@@ -113,7 +113,7 @@ def test_what_was_dropped_is_dropped_again_and_given_back():
     intake = RecordedBatchPolicy(channel, script([(0, 0, 0, False)], [(0, 1, 0, True)]))
     offer(channel, 0, 0)
     assert intake.take(0) == []
-    assert intake.ledger.dropped == {"too_old": 1}
+    assert intake.tracker.dropped == {"too_old": 1}
     offer(channel, 0, 1)  # there is room again
     assert names(intake.take(0)) == [(0, 1)]
 
@@ -145,7 +145,7 @@ def test_the_end_waits_for_intakes_of_which_nothing_was_kept():
     offer(channel, 0, 1)
     assert intake.take(0) == []
     assert told.ended(20, 5, digesting=False)
-    assert intake.ledger.expected == {0: 2}
+    assert intake.tracker.expected == {0: 2}
 
 
 def test_an_early_end_leaves_the_rest():

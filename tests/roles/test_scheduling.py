@@ -96,7 +96,7 @@ class TestRounds:
         assert channel.blank(0) is None
         assert rounds.take(0) == []
         assert channel.blank(0) is not None
-        assert rounds.ledger.dropped == {"repeated": 1}
+        assert rounds.tracker.dropped == {"repeated": 1}
         segment_of(channel, 1, 0)
         assert names(rounds.take(0)) == [(0, 0), (1, 0)]
 
@@ -107,10 +107,10 @@ class TestRounds:
         rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 1, 0)
         assert rounds.take(0) == []
-        assert rounds.ledger.state() == {"actors": [], "dropped": {}}
+        assert rounds.tracker.state() == {"actors": [], "dropped": {}}
         segment_of(channel, 0, 0)
         rounds.take(0)
-        assert rounds.ledger.expected == {0: 1, 1: 1}
+        assert rounds.tracker.expected == {0: 1, 1: 1}
 
     def test_an_actor_that_is_ahead_loses_nothing(self):
         """With room for two segments, one actor's second may be there before another's first."""
@@ -124,7 +124,7 @@ class TestRounds:
         assert rounds.take(0) == []
         segment_of(channel, 0, 1)
         assert names(rounds.take(0)) == [(0, 1), (1, 1)]
-        assert not rounds.ledger.dropped
+        assert not rounds.tracker.dropped
 
     def test_a_repeat_of_the_second_that_waits_is_given_back(self):
         channel = LocalChannel(SPEC, 2, 3)
@@ -132,7 +132,7 @@ class TestRounds:
         for sequence in (0, 1, 1):
             segment_of(channel, 1, sequence)
         assert rounds.take(0) == []
-        assert rounds.ledger.dropped == {"repeated": 1}
+        assert rounds.tracker.dropped == {"repeated": 1}
         assert rounds.left() == 2
 
     def test_one_that_comes_back_with_newer_weights_is_not_late(self):
@@ -145,7 +145,7 @@ class TestRounds:
             assert names(rounds.take(number)) == [(0, number)]
         segment_of(channel, 1, 0, version=2)
         assert rounds.left() == 1
-        assert not rounds.ledger.dropped
+        assert not rounds.tracker.dropped
         segment_of(channel, 0, 2, version=2)
         assert names(rounds.take(2)) == [(0, 2), (1, 0)]
 
@@ -162,14 +162,14 @@ class TestRounds:
             assert names(rounds.take(number)) == [(0, number)]
         rounds.join(1)
         assert rounds.round == 3
-        assert rounds.ledger.round_offsets == {1: 2}
+        assert rounds.tracker.round_offsets == {1: 2}
         segment_of(channel, 0, 3, version=3)
         assert rounds.take(3) == []
         assert rounds.missing() == [1]
         segment_of(channel, 1, 1, version=3)
         assert names(rounds.take(3)) == [(0, 3), (1, 1)]
         assert rounds.round == 4
-        assert not rounds.ledger.dropped
+        assert not rounds.tracker.dropped
 
     def test_what_comes_too_late_is_left_out_and_its_actor_is_in_the_next_round(self):
         channel = LocalChannel(SPEC, 2, 4)
@@ -180,8 +180,8 @@ class TestRounds:
         segment_of(channel, 0, 1, version=1)
         segment_of(channel, 1, 0, version=0)  # for the round that went on without it
         assert rounds.take(1) == []
-        assert rounds.ledger.dropped == {"left_out": 1}
-        assert rounds.ledger.round_offsets == {1: 0}
+        assert rounds.tracker.dropped == {"left_out": 1}
+        assert rounds.tracker.round_offsets == {1: 0}
         segment_of(channel, 1, 1, version=1)
         assert names(rounds.take(1)) == [(0, 1), (1, 1)]
 
@@ -194,7 +194,7 @@ class TestRounds:
         assert rounds.take(0) == []
         segment_of(channel, 2, 0)
         assert names(rounds.take(0)) == [(0, 0), (1, 0), (2, 0)]
-        assert not rounds.ledger.dropped
+        assert not rounds.tracker.dropped
 
     def test_a_resumed_run_knows_which_round_each_is_at(self):
         channel = LocalChannel(SPEC, 2, 4)
@@ -203,8 +203,8 @@ class TestRounds:
         segment_of(channel, 0, 0)
         rounds.take(0)
         rounds.join(1)
-        again.ledger.restore(codec.unpack(codec.pack(rounds.ledger.state())))
-        assert (again.round, again.ledger.round_offsets, again.members) == (1, {1: 1}, {0, 1})
+        again.tracker.restore(codec.unpack(codec.pack(rounds.tracker.state())))
+        assert (again.round, again.tracker.round_offsets, again.members) == (1, {1: 1}, {0, 1})
 
     def test_what_nobody_took_is_counted(self):
         channel = LocalChannel(SPEC, 2, 2)
@@ -278,7 +278,7 @@ class TestWindow:
         segment_of(self.channel, 1, 0, version=5)
         segment_of(self.channel, 2, 0, version=7)
         assert names(window.take(7)) == [(1, 0), (2, 0)]
-        assert window.ledger.dropped == {"too_old": 1}
+        assert window.tracker.dropped == {"too_old": 1}
         assert self.channel.blank(0) is not None
         assert self.channel.blank(1) is None
 
@@ -288,7 +288,7 @@ class TestWindow:
         assert window.take(5) == []
         segment_of(self.channel, 0, 1, version=5)
         assert names(window.take(5)) == [(0, 1)]
-        assert window.ledger.dropped == {"too_old": 1}
+        assert window.tracker.dropped == {"too_old": 1}
 
     def test_a_repeated_segment_is_counted_once(self):
         window = self.make(num_actors=1, slots=2, max_lag=0)
@@ -296,4 +296,4 @@ class TestWindow:
         window.take(5)
         segment_of(self.channel, 0, 0, version=0)
         assert window.take(5) == []
-        assert window.ledger.dropped == {"repeated": 1}
+        assert window.tracker.dropped == {"repeated": 1}

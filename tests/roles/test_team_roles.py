@@ -66,7 +66,7 @@ def test_who_hears_whom_reaches_the_policy_and_the_segment_with_one_row_more():
         segment = context.channel.poll()
         assert segment["comm_mask"].shape == (5, 6, 3)
         np.testing.assert_array_equal(segment["comm_mask"][:4], policy.heard[-4:])
-        np.testing.assert_array_equal(segment["comm_mask"][4], get_comm_mask(actor.world))
+        np.testing.assert_array_equal(segment["comm_mask"][4], get_comm_mask(actor.env))
         told.append(segment["comm_mask"].copy())
         context.channel.release(segment)
     np.testing.assert_array_equal(told[0][4], told[1][0])
@@ -76,7 +76,7 @@ def test_who_hears_whom_reaches_the_policy_and_the_segment_with_one_row_more():
 def test_a_policy_that_does_not_listen_is_not_told_and_the_column_is_there_if_declared():
     actor, context = actor_with(Deaf())
     actor.step()
-    np.testing.assert_array_equal(context.channel.poll()["comm_mask"][4], get_comm_mask(actor.world))
+    np.testing.assert_array_equal(context.channel.poll()["comm_mask"][4], get_comm_mask(actor.env))
     actor, context = actor_with(Deaf(), extras=())
     actor.step()
     assert "comm_mask" not in context.channel.poll().columns

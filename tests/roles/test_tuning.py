@@ -152,7 +152,7 @@ class TestWorkers:
         life.set({"gamma": 0.5})
         life.learn(2)
         worker = life.handle._roles["worker"][0]
-        late = GradientWorker(0, worker.world, late_making(worker), worker.gate, worker.context)
+        late = GradientWorker(0, worker.env, late_making(worker), worker.collect_policy, worker.context)
         late.update_weights()
         assert late.gradient_source.agent.config.gamma == 0.5
         life.stop()
@@ -161,6 +161,6 @@ class TestWorkers:
 def late_making(worker):
     """What a worker that is started again is made with: the configuration that the run began with."""
     agent = type(worker.gradient_source.agent)(
-        worker.gradient_source.agent.config.model_copy(update={"gamma": 0.99}), worker.world.spec, seed=0
+        worker.gradient_source.agent.config.model_copy(update={"gamma": 0.99}), worker.env.spec, seed=0
     )
     return replace(worker.gradient_source, agent=agent)

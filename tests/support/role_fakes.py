@@ -38,7 +38,7 @@ def make_context(
         "clock": FakeClock(),
         **links,
     }
-    context = Context("run", name, asked=lambda: orders["now"], **given)
+    context = Context("run", name, requested=lambda: orders["now"], **given)
     context.orders = orders
     return context
 

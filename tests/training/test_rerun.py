@@ -86,7 +86,7 @@ def test_the_log_says_what_was_learned_from():
     """Independent count: the kept arrivals carry exactly the run's segments, the others are its drops."""
     original = train(PPO, {"flow.max_lag": 0}, runtime="inline")
     (life,) = read_arrivals(original.path / "arrivals.jsonl")
-    rows = [row for intake in life.intakes for row in intake]
+    rows = [row for batch in life.batches for row in batch]
     assert sum(not row.kept for row in rows) == original.dropped_segments
     for actor in range(3):
         assert [row.sequence for row in rows if row.actor == actor] == list(range(sum(r.actor == actor for r in rows)))

@@ -53,7 +53,7 @@ class RunAttempt:
     """What a run did from its start, or from a checkpoint, up to its newest mark."""
 
     begin: AttemptStart
-    intakes: list[list[Arrival]] = field(default_factory=list)
+    batches: list[list[Arrival]] = field(default_factory=list)
     end: LearnerMark | None = None
 
 
@@ -128,7 +128,7 @@ def read_arrivals(path: Path) -> list[RunAttempt]:
         elif entry.take is not None:
             pending.append(entry.take)
         elif entry.mark is not None:
-            lives[-1].intakes += pending
+            lives[-1].batches += pending
             lives[-1].end, pending = entry.mark, []
     lives = [life for life in lives if life.end is not None]
     _require_contiguous(path, lives)
@@ -145,7 +145,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 def _require_contiguous(path: Path, lives: list[RunAttempt]) -> None:
     """Raise DamagedFile unless each actor's segments are numbered 0, 1, 2, …: others cannot be collected again."""
     expected: dict[int, int] = {}
-    for arrival in (arrival for life in lives for intake in life.intakes for arrival in intake):
+    for arrival in (arrival for life in lives for batch in life.batches for arrival in batch):
         due = expected.get(arrival.actor, 0)
         if arrival.sequence != due:
             raise DamagedFile(

@@ -38,13 +38,13 @@ def make_memory(
     pool: ReplayBufferPool | None = None,
     directory: Path | None = None,
     num_buffers: int = 1,
-    shelves: Sequence[RpcClient] = (),
+    replay_clients: Sequence[RpcClient] = (),
 ) -> Memory:
     """Return a rollout buffer, or a replay memory configured by the agent's buffer_size, batch_size, … (see DQNConfig).
 
     Sequence replay also uses sequence_length, sequence_stride, burn_in and value_rescaling. If the caller passes a
     `pool`, it is used as is: its capacity, kind and alpha take precedence. `directory` is used if the configuration
-    stores replay on disk. The capacity is split among `num_buffers`, or among the replay servers behind `shelves`, one
+    stores replay on disk. The capacity is split among `num_buffers`, or among the replay servers behind `replay_clients`, one
     RPC client each.
     """
     if agent.memory == "rollout":
@@ -57,8 +57,8 @@ def make_memory(
     given = {name: getattr(agent, name) for name in type(agent).model_fields}
     of = partial(_select, given)
     used: ReplayBufferPool | RemoteReplayPool
-    if shelves:
-        used = _remote_pool(agent, given, shelves)
+    if replay_clients:
+        used = _remote_pool(agent, given, replay_clients)
     else:
         disk = _storage_directory(str(given.get("buffer_storage", "memory")), directory, pool)
         used = _pool(agent, given, spec, num_actors, pool, disk, num_buffers)
@@ -111,10 +111,12 @@ def _alpha(agent: AgentConfig, given: dict[str, Any]) -> float | None:
     return 0.0 if agent.memory == "sequences" else None
 
 
-def _remote_pool(agent: AgentConfig, given: dict[str, Any], shelves: Sequence[RpcClient]) -> RemoteReplayPool:
+def _remote_pool(agent: AgentConfig, given: dict[str, Any], replay_clients: Sequence[RpcClient]) -> RemoteReplayPool:
     from steppe.replay.remote.client import RemoteReplayPool
 
-    return RemoteReplayPool(shelves, _capacity_per_buffer(given, len(shelves)), alpha=_alpha(agent, given))
+    return RemoteReplayPool(
+        replay_clients, _capacity_per_buffer(given, len(replay_clients)), alpha=_alpha(agent, given)
+    )
 
 
 def _pool(

@@ -26,8 +26,8 @@ class ActionLog:
     and then restarts from a segment's state, if the state can be resumed.
     """
 
-    def __init__(self, actor: int, world: SegmentEnv, keep: SaveFault | None) -> None:
-        self._actor, self._world, self._keep = actor, world, keep
+    def __init__(self, actor: int, env: SegmentEnv, save_fault: SaveFault | None) -> None:
+        self._actor, self._env, self._save_fault = actor, env, save_fault
         self._origin: Tree = {"after": None}
         self._actions: list[np.ndarray] = []
         self._num_bytes = 0
@@ -48,11 +48,11 @@ class ActionLog:
 
     def record_segment(self, segment: Segment, *, resumable: bool) -> None:
         """Append a collected segment's actions; `resumable` says whether its state includes an environment snapshot."""
-        if self._keep is None:
+        if self._save_fault is None:
             return
         actions = segment["action"]
         room = self._num_bytes + actions.nbytes <= MAX_ACTION_BYTES
-        if resumable and (not room or self._world.resume_kind == "exact"):
+        if resumable and (not room or self._env.resume_kind == "exact"):
             self.resume(segment.state)
         elif room:
             self._actions.append(actions.copy())
@@ -65,10 +65,10 @@ class ActionLog:
 
         `actions` are those of the segment in progress. If the log cannot be written, the fault's message says why.
         """
-        if self._keep is None:
+        if self._save_fault is None:
             return error
         try:
-            kept = self._keep(self._fault_record(error, actions))
+            kept = self._save_fault(self._fault_record(error, actions))
         except OSError as reason:
             note = f"how it came to that could not be written down: {reason.strerror}"
             return EnvironmentFault(f"{error}; {note}", error.details)

@@ -42,13 +42,13 @@ class Actor:
     def __init__(
         self,
         index: int,
-        world: SegmentEnv,
+        env: SegmentEnv,
         policy: Policy,
-        gate: CollectPolicy,
+        collect_policy: CollectPolicy,
         context: Context,
         *,
         epoch: int = 0,
-        keep_fault: SaveFault | None = None,
+        save_fault: SaveFault | None = None,
     ) -> None:
         self.name = context.name
         self.done = False
@@ -56,13 +56,13 @@ class Actor:
         self.version = -1
         self.env_steps = self.episodes = 0  # of complete segments, restarts included
         self.pending: Segment | None = None
-        self.world, self.policy, self.gate, self.context = world, policy, gate, context
+        self.env, self.policy, self.collect_policy, self.context = env, policy, collect_policy, context
         self.phases = PhaseTimer("env", "policy", "blocked", "other")
-        self._obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
+        self._obs = np.zeros((num_rows(env), *env.spec.obs.shape), env.spec.obs.dtype)
         self._begun = False
         self._reported_episodes = 0  # how many of `episodes` were reported
         self.quota: EpisodeQuota | None = None  # set if the run has an episode limit
-        self._trail = ActionLog(index, world, keep_fault)
+        self._action_log = ActionLog(index, env, save_fault)
         self._reported_s = context.clock()
 
     def step(self) -> bool:
@@ -70,11 +70,11 @@ class Actor:
 
         Returns whether there was progress.
         """
-        if self.context.asked() == PAUSE:
+        if self.context.requested() == PAUSE:
             self.phases.switch("blocked")
             return False
         newer = self.update_weights()
-        if self.pending is None and self.gate.open(self.sequence, self.version):
+        if self.pending is None and self.collect_policy.open(self.sequence, self.version):
             self.pending = self.collect()
         if self.pending is None or not self.context.channel.offer(self.pending):
             self.phases.switch("blocked")
@@ -109,7 +109,7 @@ class Actor:
 
     def fill(self, segment: Segment) -> bool:
         """Fill a segment with T steps of every environment, header and state; return False if asked to stop."""
-        assign_curriculum_stages(self.world, self.policy)
+        assign_curriculum_stages(self.env, self.policy)
         self._begin()
         started_s = self.context.clock()
         obs = segment["obs"]
@@ -120,10 +120,10 @@ class Actor:
             if self.context.ending:
                 return False
         if "mask" in segment.columns:
-            masks = get_action_masks(self.world)
+            masks = get_action_masks(self.env)
             segment["mask"][-1] = True if masks is None else masks
         if "comm_mask" in segment.columns:
-            segment["comm_mask"][-1] = get_comm_mask(self.world)
+            segment["comm_mask"][-1] = get_comm_mask(self.env)
         self.phases.switch("other")
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
@@ -134,7 +134,7 @@ class Actor:
         )
         state = self.state()
         segment.state = codec.pack(state)
-        self._trail.record_segment(segment, resumable=state["world"] is not None)
+        self._action_log.record_segment(segment, resumable=state["world"] is not None)
         self.context.span("collect", started_s, sequence=self.sequence, version=self.version)
         return True
 
@@ -146,7 +146,7 @@ class Actor:
             "episodes": self.episodes,
             "listed": self._reported_episodes,
             "obs": self._obs,
-            "world": self.world.snapshot(),
+            "world": self.env.snapshot(),  # key of the stored format
             "policy": self.policy.acting_state(),
             **quota,
         }
@@ -161,13 +161,13 @@ class Actor:
             self.policy.restore_acting(known["policy"])
         if known and known["world"] is not None:
             with contextlib.suppress(CannotResume):
-                self.world.restore(known["world"])
+                self.env.restore(known["world"])
                 self._obs[...] = known["obs"]
-                self._trail.resume(state)
+                self._action_log.resume(state)
                 self._resume_quota(known, exact=True)
                 self._reported_episodes = known.get("listed", 0)
                 return "exact"
-        self._trail.begin(after=sequence)
+        self._action_log.begin(after=sequence)
         self._reported_episodes = self.episodes
         self._resume_quota(known, exact=False)
         self._reset(seeds)
@@ -182,20 +182,20 @@ class Actor:
         try:
             self._report("stopped")
         finally:
-            self.world.close()
+            self.env.close()
 
     def _begin(self) -> None:
-        if not self._begun or self.context.asked() == RESTART:
+        if not self._begun or self.context.requested() == RESTART:
             if self._begun:
-                self._trail.lost()
+                self._action_log.lost()
             self._reset()
             self._begun = True
 
     def _reset(self, seeds: np.random.SeedSequence | None = None) -> None:
         try:
-            self.world.reset(self._obs, seeds)
+            self.env.reset(self._obs, seeds)
         except EnvironmentFault as fault:
-            raise self._trail.attach_to(fault, None) from fault.__cause__
+            raise self._action_log.attach_to(fault, None) from fault.__cause__
 
     def _step(self, segment: Segment, t: int) -> None:
         """Step every environment once. On an exception, report a non-finite value first: it is the likelier cause."""
@@ -205,16 +205,16 @@ class Actor:
         try:
             self.phases.switch("policy")
             if "comm_mask" in segment.columns:
-                segment["comm_mask"][t] = get_comm_mask(self.world)
-            segment.write(t, act_in_env(self.policy, self.world, segment["obs"][t]))
+                segment["comm_mask"][t] = get_comm_mask(self.env)
+            segment.write(t, act_in_env(self.policy, self.env, segment["obs"][t]))
             self.phases.switch("env")
-            self.world.step(segment["action"][t], segment, t)
+            self.env.step(segment["action"][t], segment, t)
             if self.quota is not None:
                 self.quota.count(segment, t)
         except Exception as error:
             require_finite(segment, t, self._where)
             if isinstance(error, EnvironmentFault):
-                raise self._trail.attach_to(error, segment["action"][: t + 1]) from error.__cause__
+                raise self._action_log.attach_to(error, segment["action"][: t + 1]) from error.__cause__
             raise
 
     @property
@@ -224,7 +224,7 @@ class Actor:
     def report_if_silent(self, limit_s: float) -> None:
         """Post a report if none was posted for `limit_s` seconds."""
         if self.context.clock() - self._reported_s >= limit_s:
-            self._report("paused" if self.context.asked() == PAUSE else "running")
+            self._report("paused" if self.context.requested() == PAUSE else "running")
 
     def _report_if_due(self) -> None:
         if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
@@ -232,8 +232,8 @@ class Actor:
 
     def _report(self, state: str) -> None:
         self.phases.switch("other")
-        shares = get_agent_returns(self.world)
-        finished = self.world.take_finished()
+        shares = get_agent_returns(self.env)
+        finished = self.env.take_finished()
         if self.quota is not None:
             finished = self.quota.counted_only(finished)
         num_new, self._reported_episodes = self.episodes - self._reported_episodes, self.episodes
@@ -246,7 +246,7 @@ class Actor:
             env_steps=self.env_steps,
             episodes=finished[:num_new],  # none of an abandoned segment
             total_episodes=self.episodes,
-            agent_returns={} if shares is None else mean_returns_by_agent(self.world.spec.agents, shares),
+            agent_returns={} if shares is None else mean_returns_by_agent(self.env.spec.agents, shares),
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),
             cpu_s=time.process_time(),

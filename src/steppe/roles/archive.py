@@ -23,7 +23,7 @@ class RunArchive:
         self._directory = directory
         self._checkpoints = Checkpoints(directory.checkpoints, keep, directory.key)
         self._recorder = MetricsWriter(directory.path)
-        self._owed: dict[str, Callable[[], object]] = {}
+        self._pending_writes: dict[str, Callable[[], object]] = {}
 
     @property
     def written(self) -> Mapping[str, int]:
@@ -65,18 +65,20 @@ class RunArchive:
         """Flush pending writes. Raises DiskFull if the best or the final weights cannot be written."""
         self._flush_pending_writes()
         self._recorder.close()
-        if self._owed:
-            raise DiskFull(f"there is no room for the {' and the '.join(self._owed)} weights in {self._directory.path}")
+        if self._pending_writes:
+            raise DiskFull(
+                f"there is no room for the {' and the '.join(self._pending_writes)} weights in {self._directory.path}"
+            )
 
     def _write_when_possible(self, what: str, write: Callable[[], object]) -> None:
-        self._owed[what] = write
+        self._pending_writes[what] = write
         self._flush_pending_writes()
 
     def _flush_pending_writes(self) -> None:
-        for what, write in list(self._owed.items()):
+        for what, write in list(self._pending_writes.items()):
             try:
                 with raising_disk_full(self._directory.path):
                     write()
             except DiskFull:
                 continue
-            del self._owed[what]
+            del self._pending_writes[what]

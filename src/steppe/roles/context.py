@@ -27,14 +27,14 @@ class Context:
     channel: Channel
     weights: WeightStore
     board: Board
-    asked: Callable[[], int]  # RUN, RESTART, PAUSE, FINISH or STOP
+    requested: Callable[[], int]  # RUN, RESTART, PAUSE, FINISH or STOP
     clock: RunClock
     trace_spans: int = 0
     epoch: int = 0  # number of restarts of the role
     heartbeat: Callable[[], object] = lambda: None  # called at least once per step, to detect a hung role
     table: SharedTable | None = None  # the table that tabular workers share
-    shelves: Sequence[RpcClient] = ()  # of the learner: clients of the replay roles, if any
-    desk: RpcServer | None = None  # of a replay role: receives the learner's requests
+    replay_clients: Sequence[RpcClient] = ()  # of the learner: clients of the replay roles, if any
+    rpc_server: RpcServer | None = None  # of a replay role: receives the learner's requests
     commands: CommandReader = lambda after: ()  # commands with a number above `after`, if roles receive any
     _spans: list[EventReport] = field(default_factory=list)
     _trace: RecordSpan | None = field(init=False)
@@ -45,7 +45,7 @@ class Context:
     @property
     def ending(self) -> bool:
         """Whether the role was asked to end (FINISH or STOP)."""
-        return self.asked() >= FINISH
+        return self.requested() >= FINISH
 
     def event(self, kind: str, **details: object) -> None:
         """Post an event to the event log."""

@@ -52,37 +52,37 @@ class Evaluator:
     The randomness of an evaluation depends only on `seed` and the policy's version, not on earlier evaluations.
     """
 
-    def __init__(self, world: SegmentEnv, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
-        self.world, self.policy, self.seed, self.max_steps = world, policy, seed, max_steps
-        known = world.spec
-        spec = SegmentSpec(1, num_rows(world), known.obs, known.action.field, num_agents=known.num_agents)
+    def __init__(self, env: SegmentEnv, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
+        self.env, self.policy, self.seed, self.max_steps = env, policy, seed, max_steps
+        known = env.spec
+        spec = SegmentSpec(1, num_rows(env), known.obs, known.action.field, num_agents=known.num_agents)
         self._row = Segment.blank(spec)
 
     def evaluate(
         self, episodes: int, stopping: Callable[[], bool], *, explore: bool = False, record: bool = False
     ) -> Evaluation | None:
         """Play `episodes` complete episodes; return None if `stopping()` becomes true meanwhile."""
-        result = Evaluation(agents=self.world.spec.agents)
-        quota = np.full(self.world.num_envs, episodes // self.world.num_envs)
-        quota[: episodes % self.world.num_envs] += 1
+        result = Evaluation(agents=self.env.spec.agents)
+        quota = np.full(self.env.num_envs, episodes // self.env.num_envs)
+        quota[: episodes % self.env.num_envs] += 1
         self._begin()
-        self.world.take_finished()
-        filming = record
+        self.env.take_finished()
+        recording = record
         for _ in range(self.max_steps):
             if stopping():
                 return None
-            if filming and (frame := self.world.render()) is not None:
+            if recording and (frame := self.env.render()) is not None:
                 result.frames.append(frame)
             ended = self._step(explore=explore)
-            reached = self._row["terminated"][0].reshape(self.world.num_envs, -1).any(axis=1)
-            filming = filming and 0 not in ended
-            shares = get_agent_returns(self.world) if len(ended) else None
-            for number, (env, (total, length)) in enumerate(zip(ended, self.world.take_finished(), strict=True)):
-                if quota[env] > 0:
-                    quota[env] -= 1
+            reached = self._row["terminated"][0].reshape(self.env.num_envs, -1).any(axis=1)
+            recording = recording and 0 not in ended
+            shares = get_agent_returns(self.env) if len(ended) else None
+            for number, (index, (total, length)) in enumerate(zip(ended, self.env.take_finished(), strict=True)):
+                if quota[index] > 0:
+                    quota[index] -= 1
                     result.returns.append(total)
                     result.lengths.append(length)
-                    result.terminated.append(bool(reached[env]))
+                    result.terminated.append(bool(reached[index]))
                     result.shares += [shares[number]] if shares is not None else []
             if not quota.any():
                 break
@@ -92,19 +92,19 @@ class Evaluator:
 
     def _begin(self) -> None:
         names = ("judge", self.policy.version)
-        self.policy.begin(num_rows(self.world), seeding.generator(self.seed, *names, "policy"))
-        self.world.reset(self._row["obs"][0], seeding.seed_sequence(self.seed, *names, "env"))
+        self.policy.begin(num_rows(self.env), seeding.generator(self.seed, *names, "policy"))
+        self.env.reset(self._row["obs"][0], seeding.seed_sequence(self.seed, *names, "env"))
 
     def _step(self, *, explore: bool) -> np.ndarray:
         obs = self._row["obs"]
-        action = act_in_env(self.policy, self.world, obs[0], explore=explore)["action"]
-        self.world.step(action, self._row, 0)
+        action = act_in_env(self.policy, self.env, obs[0], explore=explore)["action"]
+        self.env.step(action, self._row, 0)
         obs[0] = obs[1]
         return np.flatnonzero(self._row.ended[0])
 
     def _count_unfinished(self, result: Evaluation, quota: np.ndarray) -> None:
         """Count episodes that did not end within `max_steps` with their return so far."""
-        for left, (total, length) in zip(quota, self.world.unfinished(), strict=True):
+        for left, (total, length) in zip(quota, self.env.unfinished(), strict=True):
             if left and length:  # an episode without a step has no return
                 result.returns.append(total)
                 result.lengths.append(length)
@@ -113,14 +113,14 @@ class Evaluator:
 
 def act_in_env(policy: Policy, env: SegmentEnv, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
     """Return the policy's action and recorded columns, given the environment's action and communication masks."""
-    told: dict[str, np.ndarray] = {}
+    masks_by_name: dict[str, np.ndarray] = {}
     masks = get_action_masks(env)
     if masks is not None:  # policies with index observations accept masks
-        told["masks"] = masks
+        masks_by_name["masks"] = masks
     if getattr(policy, "hears", False):
-        told["comm_mask"] = get_comm_mask(env)
+        masks_by_name["comm_mask"] = get_comm_mask(env)
     choose: Callable[..., Mapping[str, np.ndarray]] = policy.act
-    return choose(obs, env.starts, explore=explore, **told)
+    return choose(obs, env.starts, explore=explore, **masks_by_name)
 
 
 def mean_returns_by_agent(names: tuple[str, ...], returns: np.ndarray) -> dict[str, float]:

@@ -67,14 +67,14 @@ class Learner:
         self,
         agent: Agent,
         memory: Memory,
-        intake: BatchPolicy,
+        batch_policy: BatchPolicy,
         limits: RunLimits,
         save: SaveCheckpoint,
         context: Context,
     ) -> None:
         self.name = context.name
         self.done = False
-        self.agent, self.memory, self.batch_policy = agent, memory, intake
+        self.agent, self.memory, self.batch_policy = agent, memory, batch_policy
         self._source: UpdateSource = agent
         self.limits, self.save, self.context = limits, save, context
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
@@ -83,8 +83,8 @@ class Learner:
         self.lags: Counter[int] = Counter()
         self._announced = False
         self._unpublished = 0
-        self._spent = False  # whether every actor has used up its episode quota
-        self._owed = False  # whether weights are ready to be published when the next round arrives
+        self._quota_used = False  # whether every actor has used up its episode quota
+        self._publish_pending = False  # whether weights are ready to be published when the next round arrives
         self._acting: Weights | None = None  # newest published weights, kept with `ahead` for the checkpoint
         self._train_base_s = 0.0
         self._first_step_s = math.inf
@@ -93,7 +93,7 @@ class Learner:
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
         self.live_hyperparameters = LiveHyperparameters(agent)
-        self._heard, self._commands_polled_s = 0, -math.inf  # the newest command that was read, and when
+        self._last_command, self._commands_polled_s = 0, -math.inf  # the newest command that was read, and when
         self._refused_batches, self._warned_s = 0, -math.inf
 
     def step(self) -> bool:
@@ -104,7 +104,7 @@ class Learner:
             self._end()
             return False
         self._poll_commands_if_due()
-        if self.context.asked() == PAUSE:
+        if self.context.requested() == PAUSE:
             self.phases.switch("wait")
             return False
         took = self._wants_data() and self.receive()
@@ -128,7 +128,7 @@ class Learner:
         for them. So which segments are collected with which weights does not depend on the speed of any role.
         """
         segments = self.batch_policy.take(self.version)
-        if segments and self._owed:
+        if segments and self._publish_pending:
             self.publish()
         self.phases.switch("remember")
         if segments:
@@ -141,7 +141,7 @@ class Learner:
         if segments and self._has_experience(segments):
             self.memory.add(segments)
         elif segments:
-            self._spent = True
+            self._quota_used = True
         for segment in segments:
             self.context.channel.release(segment)
         return bool(segments)
@@ -156,7 +156,7 @@ class Learner:
         self._refused_batches = self._refused_batches + 1 if len(faults) == len(segments) else 0
         if self._refused_batches >= MAX_REFUSED_BATCHES:
             kind = NotFinite if isinstance(faults[0], NotFinite) else RunFailed
-            raise kind(f"everything that came in the last {MAX_REFUSED_BATCHES} times was refused: {faults[0]}")
+            raise kind(f"every segment of the last {MAX_REFUSED_BATCHES} batches was refused: {faults[0]}")
 
     def _fault(self, segment: Segment) -> SteppeError | None:
         """Clear an invalid segment and return the reason; return None for a valid one."""
@@ -164,12 +164,12 @@ class Learner:
             self._require(segment)
         except SteppeError as fault:
             clear_segment(segment)
-            dropped = self.batch_policy.ledger.dropped
+            dropped = self.batch_policy.tracker.dropped
             dropped["refused"] += 1
             if self.context.clock() - self._warned_s >= WARN_EVERY_S:
                 self._warned_s = self.context.clock()
                 actor = segment.header.actor if segment.header is not None else None
-                words = f"a segment of actor {actor} was refused, {dropped['refused']} in all: {fault}"
+                words = f"refused a segment of actor {actor} ({dropped['refused']} refused so far): {fault}"
                 self.context.event("warning", message=words, actor=actor, refused=dropped["refused"])
             return fault
         return None
@@ -224,7 +224,7 @@ class Learner:
         self.phases.switch("publish")
         started_s = self.context.clock()
         self.version += 1
-        self._unpublished, self._owed = 0, False
+        self._unpublished, self._publish_pending = 0, False
         self._publish(self.stamped())
         self.context.span("publish", started_s, version=self.version)
         self.phases.switch("other")
@@ -253,7 +253,7 @@ class Learner:
         """
         if not self.memory.ready():
             if self.limits.ahead:
-                self._owed = True
+                self._publish_pending = True
             else:
                 self.publish()
         elif self.limits.publish_every and self._unpublished >= self.limits.publish_every:
@@ -261,10 +261,10 @@ class Learner:
 
     def _end(self) -> None:
         """End the run. Pending weights are published as its result, and stay pending for a resumed run."""
-        if self._owed and not self.context.ending:
+        if self._publish_pending and not self.context.ending:
             acting = self._acting
             self.publish()
-            self._owed, self._acting = True, acting
+            self._publish_pending, self._acting = True, acting
         self.done = True
 
     def stamped(self) -> Weights:
@@ -300,7 +300,7 @@ class Learner:
         except DiskFull as error:
             if self.limits.stop_on_full_disk:
                 raise
-            self.context.event("warning", message=f"{error}; the checkpoint before stays, and the run goes on")
+            self.context.event("warning", message=f"{error}; the previous checkpoint is kept, and the run continues")
         self._saved_s, self._saved_episodes = self.context.clock(), self.episodes
 
     def _save(self) -> None:
@@ -323,13 +323,14 @@ class Learner:
         state: Tree = {
             "agent": self.agent.state(),
             "memory": self.memory.live_state(),
-            "ledger": self.batch_policy.ledger.state(),
+            "ledger": self.batch_policy.tracker.state(),  # key of the stored format
             "lags": [[lag, count] for lag, count in self.lags.items()],
             "agent_steps": self.agent_steps,
             "tuning": self.live_hyperparameters.state(),
         }
         if self._acting is not None:
-            state["acting"] = {"weights": codec.encode_weights(self._acting), "owed": self._owed}
+            # "owed" is the stored format's key of `_publish_pending`
+            state["acting"] = {"weights": codec.encode_weights(self._acting), "owed": self._publish_pending}
         return state
 
     def restore(self, weights: Weights, state: Tree, counters: Mapping[str, Any]) -> None:
@@ -338,14 +339,14 @@ class Learner:
         self.agent.restore(state["agent"])
         self.live_hyperparameters.restore(state.get("tuning"))
         self.memory.restore(state["memory"])
-        self.batch_policy.ledger.restore(state["ledger"])
+        self.batch_policy.tracker.restore(state["ledger"])
         self.lags, self.agent_steps = Counter(dict(state["lags"])), state.get("agent_steps")
         self.version, self.updates = int(counters["version"]), int(counters["updates"])
         self.env_steps, self.episodes = int(counters["env_steps"]), int(counters["episodes"])
         self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.episodes
         if "acting" in state:
             self._acting = codec.decode_weights(state["acting"]["weights"])
-            self.version, self._owed = self._acting.version, bool(state["acting"]["owed"])
+            self.version, self._publish_pending = self._acting.version, bool(state["acting"]["owed"])
 
     def _over(self) -> bool:
         if self.context.ending:
@@ -356,7 +357,7 @@ class Learner:
             return False  # learn from all received segments first
         steps, episodes = self.limits.steps, self.limits.episodes
         return (
-            self._spent
+            self._quota_used
             or (steps is not None and self.env_steps >= steps)
             or (episodes is not None and self.episodes >= episodes)
         )
@@ -366,8 +367,8 @@ class Learner:
         if self.context.clock() - self._commands_polled_s < POLL_COMMANDS_EVERY_S:
             return
         self._commands_polled_s = self.context.clock()
-        for number, command in self.context.commands(self._heard):
-            self._heard = number
+        for number, command in self.context.commands(self._last_command):
+            self._last_command = number
             if command.get("command") == SET and self.live_hyperparameters.is_new(command):
                 self._set(command)
 
@@ -431,7 +432,7 @@ class Learner:
 
         Segments collected ahead of the run's end are counted too; a resumed run collects them again.
         """
-        dropped = dict(self.batch_policy.ledger.dropped)
+        dropped = dict(self.batch_policy.tracker.dropped)
         if isinstance(self.context.channel, ValidatingChannel):
             dropped |= self.context.channel.dropped
         if final and self.limits.ahead and (left := self.batch_policy.left()):

@@ -49,7 +49,7 @@ class Manager:
     def __init__(
         self,
         policy: Policy,
-        make_judge: Callable[[], Evaluator],
+        make_evaluator: Callable[[], Evaluator],
         config: EvalConfig,
         target_return: float | None,
         archive: Archive,
@@ -59,8 +59,8 @@ class Manager:
         self.done = False
         self.policy, self.config, self.target_return = policy, config, target_return
         self.archive, self.context = archive, context
-        self._make_evaluator = make_judge
-        self._judge: Evaluator | None = None
+        self._make_evaluator = make_evaluator
+        self._evaluator: Evaluator | None = None
         self._seen_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
         self._max_share = config.max_share or (0.1 if target_return is None else 0.5)
@@ -73,12 +73,12 @@ class Manager:
 
     def step(self) -> bool:
         """Record new reports, and evaluate the newest weights if an evaluation is due."""
-        asked = self.context.asked()
-        if asked == STOP:
+        requested = self.context.requested()
+        if requested == STOP:
             self.done = True
             return False
         recorded = self._record_if_due()
-        if asked == FINISH:
+        if requested == FINISH:
             self.done = True
         weights = self.context.weights.newer_than(POLICY, -1 if self.done else self._seen_version)
         if weights is None:
@@ -87,23 +87,23 @@ class Manager:
             self._restore_schedule(weights)
         self._seen_version = weights.version  # weights that were not due are not evaluated later
         if self.done or self._due(weights):
-            self.judge(weights, final=self.done)
+            self.evaluate(weights, final=self.done)
             return True
         return recorded
 
-    def judge(self, weights: Weights, *, final: bool) -> None:
+    def evaluate(self, weights: Weights, *, final: bool) -> None:
         """Evaluate these weights and record the result."""
-        if self._judge is None:
-            self._judge = self._make_evaluator()
+        if self._evaluator is None:
+            self._evaluator = self._make_evaluator()
         started, started_s = time.perf_counter(), self.context.clock()
         self.policy.load(weights)
         context = self.context
 
         def stopping() -> bool:
             context.heartbeat()  # an evaluation may be long; only a step that does not return counts as hung
-            return context.asked() == STOP if final else context.ending
+            return context.requested() == STOP if final else context.ending
 
-        evaluation = self._judge.evaluate(
+        evaluation = self._evaluator.evaluate(
             self.config.episodes,
             stopping,
             explore=self.config.explore,
@@ -153,8 +153,8 @@ class Manager:
         """Record the remaining reports, and close the evaluation environment and the archive."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.archive.close)
-            if self._judge is not None:
-                stack.callback(self._judge.world.close)
+            if self._evaluator is not None:
+                stack.callback(self._evaluator.env.close)
             self._record()
 
     def _read_earlier_evaluations(self) -> list[tuple[int, int]]:
@@ -169,7 +169,7 @@ class Manager:
 
     def _restore_schedule(self, weights: Weights) -> None:
         """Schedule from the last evaluation at or before these weights: a resumed run may have been rewound."""
-        behind = [verdict for verdict in self._earlier_evaluations if verdict[0] <= weights.env_steps]
+        behind = [evaluation for evaluation in self._earlier_evaluations if evaluation[0] <= weights.env_steps]
         if behind:
             self._schedule_after(*max(behind))
 

@@ -18,9 +18,9 @@ class _EpisodeCounter:
     """Count the episodes of open environments. Steps of closed ones are written with `valid == False`; environments
     that have `retire` do not step them. Subclasses decide which are open."""
 
-    def __init__(self, world: SegmentEnv) -> None:
-        self._world, self._num_agents = world, world.spec.num_agents
-        self._open = np.zeros(world.num_envs, np.bool_)
+    def __init__(self, env: SegmentEnv) -> None:
+        self._env, self._num_agents = env, env.spec.num_agents
+        self._open = np.zeros(env.num_envs, np.bool_)
         self._counts: list[bool] = []  # for each finished episode of the environment: whether it was counted
 
     def count(self, segment: Segment, t: int) -> None:
@@ -44,7 +44,7 @@ class _EpisodeCounter:
         raise NotImplementedError
 
     def _retire(self) -> None:
-        retire = getattr(self._world, "retire", None)
+        retire = getattr(self._env, "retire", None)
         if retire is not None:
             retire(np.flatnonzero(~self._open).tolist())
 
@@ -52,9 +52,9 @@ class _EpisodeCounter:
 class EpisodeQuota(_EpisodeCounter):
     """One actor's quota: an environment that has played its share of episodes is closed."""
 
-    def __init__(self, total_episodes: int, actor: int, num_actors: int, world: SegmentEnv) -> None:
-        super().__init__(world)
-        num_envs = world.num_envs
+    def __init__(self, total_episodes: int, actor: int, num_actors: int, env: SegmentEnv) -> None:
+        super().__init__(env)
+        num_envs = env.num_envs
         lanes = actor * num_envs + np.arange(num_envs)
         whole, rest = divmod(total_episodes, num_actors * num_envs)
         self._shares = whole + (lanes < rest).astype(np.int64)
@@ -97,12 +97,12 @@ class EpisodeQuota(_EpisodeCounter):
 class EpisodeClaims(_EpisodeCounter):
     """The episodes that a worker may still play. An environment is closed until there is an episode for it."""
 
-    def __init__(self, world: SegmentEnv) -> None:
-        super().__init__(world)
+    def __init__(self, env: SegmentEnv) -> None:
+        super().__init__(env)
         self.left = 0  # episodes to play, those in progress included
         # Without `retire`, closed environments keep stepping and can open when their episode ends.
-        self._can_retire = hasattr(world, "retire")
-        self._at_start = np.ones(world.num_envs, np.bool_)
+        self._can_retire = hasattr(env, "retire")
+        self._at_start = np.ones(env.num_envs, np.bool_)
 
     @property
     def exhausted(self) -> bool:

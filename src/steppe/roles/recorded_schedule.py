@@ -40,16 +40,16 @@ class RecordedSchedule:
 
     def __init__(
         self,
-        intakes: Sequence[Sequence[Arrival]],
+        batches: Sequence[Sequence[Arrival]],
         end: tuple[int, int],
         *,
         early: bool = False,
         changes: list[HyperparameterUpdate] | None = None,
     ) -> None:
-        self.intakes, self.end, self.early = intakes, end, early
+        self.batches, self.end, self.early = batches, end, early
         self.changes = [] if changes is None else changes
-        self.rest = list(reversed(intakes))  # batches still to be taken, the next one last
-        self._shelf: RetainingWeightStore | None = None
+        self.rest = list(reversed(batches))  # batches still to be taken, the next one last
+        self._store: RetainingWeightStore | None = None
 
     def ended(self, env_steps: int, updates: int, *, digesting: bool) -> bool:
         """Whether a learner with these counts is where the recorded one ended.
@@ -61,24 +61,24 @@ class RecordedSchedule:
 
     def retaining_store(self, newest: WeightStore) -> RetainingWeightStore:
         """Return the weight store that actors and learner of the attempt share; other roles read `newest`."""
-        if self._shelf is None:
-            self._shelf = RetainingWeightStore(newest, self)
-        return self._shelf
+        if self._store is None:
+            self._store = RetainingWeightStore(newest, self)
+        return self._store
 
     def versions(self, actor: int) -> dict[int, int]:
         """Return the weights version of each segment of an actor, by sequence number."""
-        rows = [row for intake in self.intakes for row in intake if row.actor == actor]
+        rows = [row for batch in self.batches for row in batch if row.actor == actor]
         return {row.sequence: row.version for row in rows}
 
 
 class RetainingWeightStore:
     """A WeightStore that keeps every version until all actors that need it have moved to newer ones."""
 
-    def __init__(self, newest: WeightStore, script: RecordedSchedule) -> None:
+    def __init__(self, newest: WeightStore, schedule: RecordedSchedule) -> None:
         self._newest = newest
         self._readers: defaultdict[int, set[int]] = defaultdict(set)
-        for intake in script.intakes:
-            for row in intake:
+        for batch in schedule.batches:
+            for row in batch:
                 self._readers[row.version].add(row.actor)
         self._kept: dict[int, Weights] = {}
 
@@ -104,9 +104,9 @@ class RetainingWeightStore:
 class RecordedCollectPolicy:
     """One actor's collect policy and weight store: allows a segment exactly when the actor has the recorded version."""
 
-    def __init__(self, actor: int, script: RecordedSchedule, shelf: RetainingWeightStore) -> None:
-        self._actor, self._shelf = actor, shelf
-        self._versions = script.versions(actor)
+    def __init__(self, actor: int, schedule: RecordedSchedule, store: RetainingWeightStore) -> None:
+        self._actor, self._store = actor, store
+        self._versions = schedule.versions(actor)
         self._sequence = min(self._versions, default=0)
 
     def open(self, sequence: int, version: int) -> bool:
@@ -117,9 +117,9 @@ class RecordedCollectPolicy:
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
         wanted = self._versions.get(self._sequence, version)
-        if wanted == version or (weights := self._shelf.at(wanted)) is None:
+        if wanted == version or (weights := self._store.at(wanted)) is None:
             return None
-        self._shelf.release_version(version, self._actor)
+        self._store.release_version(version, self._actor)
         return weights
 
     def publish(self, policy: str, weights: Weights) -> None:
@@ -147,28 +147,28 @@ class RecordedLearner(Learner):
 class RecordedBatchPolicy:
     """A batch policy that returns the recorded batches in order, each when all its segments have arrived."""
 
-    def __init__(self, channel: Channel, script: RecordedSchedule) -> None:
-        self.ledger = SequenceTracker()
+    def __init__(self, channel: Channel, schedule: RecordedSchedule) -> None:
+        self.tracker = SequenceTracker()
         self._channel = channel
-        self._intakes = script.rest
+        self._batches = schedule.rest
         self._waiting: dict[tuple[int, int], Segment] = {}
 
     def take(self, version: int) -> list[Segment]:
         while (segment := self._channel.poll()) is not None:
             assert segment.header is not None
             self._waiting[segment.header.actor, segment.header.sequence] = segment
-        if not self._intakes:
+        if not self._batches:
             raise RunFailed("the recorded run cannot be repeated here: its log ended, but this run is not where it was")
         kept: list[Segment] = []
-        while not kept and self._intakes and self._complete(self._intakes[-1], version):
-            kept = self._accept_all(self._intakes.pop())
+        while not kept and self._batches and self._complete(self._batches[-1], version):
+            kept = self._accept_all(self._batches.pop())
         return kept
 
     def left(self) -> int:
         return 0
 
-    def _complete(self, intake: Sequence[Arrival], version: int) -> bool:
-        missing = [row for row in intake if (row.actor, row.sequence) not in self._waiting]
+    def _complete(self, batch: Sequence[Arrival], version: int) -> bool:
+        missing = [row for row in batch if (row.actor, row.sequence) not in self._waiting]
         for row in missing:
             if row.version > version:  # the learner waits for these segments, so it cannot reach this version
                 raise RunFailed(
@@ -177,14 +177,14 @@ class RecordedBatchPolicy:
                 )
         return not missing
 
-    def _accept_all(self, intake: Sequence[Arrival]) -> list[Segment]:
+    def _accept_all(self, batch: Sequence[Arrival]) -> list[Segment]:
         kept = []
-        for row in intake:
+        for row in batch:
             segment = self._waiting.pop((row.actor, row.sequence))
-            self.ledger.accept(segment)
+            self.tracker.accept(segment)
             if row.kept:
                 kept.append(segment)
             else:
-                self.ledger.dropped["too_old"] += 1
+                self.tracker.dropped["too_old"] += 1
                 self._channel.release(segment)
         return kept

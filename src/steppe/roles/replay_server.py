@@ -17,23 +17,23 @@ TAKE_S = 0.05  # how long a step waits for a request
 class RequestHandler(Protocol):
     """Handles one encoded request and returns the encoded reply."""
 
-    def answer(self, question: Buffer) -> bytes: ...
+    def answer(self, request: Buffer) -> bytes: ...
 
 
 class ReplayServer:
     """Serve the learner's requests until asked to end."""
 
-    def __init__(self, shelf: RequestHandler, desk: RpcServer, context: Context) -> None:
+    def __init__(self, handler: RequestHandler, rpc_server: RpcServer, context: Context) -> None:
         self.name, self.done = context.name, False
-        self._shelf, self._rpc_server, self._context = shelf, desk, context
+        self._handler, self._rpc_server, self._context = handler, rpc_server, context
 
     def step(self) -> bool:
         """Serve one request. This role ends after the learner, whose last checkpoint needs it."""
-        question = self._rpc_server.take(TAKE_S)
-        if question is None:
+        request = self._rpc_server.take(TAKE_S)
+        if request is None:
             self.done = self._context.ending
             return False
-        self._rpc_server.reply(self._shelf.answer(question))
+        self._rpc_server.reply(self._handler.answer(request))
         return True
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ class SequenceTracker:
 class BatchPolicy(Protocol):
     """Decides which segments the learner takes next."""
 
-    ledger: SequenceTracker
+    tracker: SequenceTracker
 
     def take(self, version: int) -> list[Segment]:
         """Return a complete batch for a learner at `version`, or an empty list. The caller releases the segments."""
@@ -105,7 +105,7 @@ class RoundBatchPolicy:
     """
 
     def __init__(self, channel: Channel, num_actors: int) -> None:
-        self.ledger = SequenceTracker()
+        self.tracker = SequenceTracker()
         self.members = set(range(num_actors))
         self._channel, self._version = channel, -1
         self._waiting: list[deque[Segment]] = [deque() for _ in range(num_actors)]
@@ -113,8 +113,10 @@ class RoundBatchPolicy:
     @property
     def round(self) -> int:
         """The number of the current round."""
-        known = self.ledger.expected
-        return max(known.get(actor, 0) + self.ledger.round_offsets.get(actor, 0) for actor in range(len(self._waiting)))
+        known = self.tracker.expected
+        return max(
+            known.get(actor, 0) + self.tracker.round_offsets.get(actor, 0) for actor in range(len(self._waiting))
+        )
 
     def part(self, actor: int) -> None:
         """Remove this actor from the rounds."""
@@ -122,7 +124,7 @@ class RoundBatchPolicy:
 
     def join(self, actor: int) -> None:
         """Add this actor to the rounds again: its next segment belongs to the current round."""
-        self.ledger.round_offsets[actor] = self.round - self._due(actor)
+        self.tracker.round_offsets[actor] = self.round - self._due(actor)
         self.members.add(actor)
 
     def take(self, version: int) -> list[Segment]:
@@ -133,7 +135,7 @@ class RoundBatchPolicy:
             return []
         complete = [segments.popleft() for segments in members]
         for segment in complete:
-            self.ledger.accept(segment)  # only now: segments counted in a checkpoint are never collected again
+            self.tracker.accept(segment)  # only now: segments counted in a checkpoint are never collected again
         return complete
 
     def left(self) -> int:
@@ -149,10 +151,10 @@ class RoundBatchPolicy:
             assert segment.header is not None
             actor, sequence = segment.header.actor, segment.header.sequence
             if sequence < self._due(actor):
-                self.ledger.dropped["repeated"] += 1
+                self.tracker.dropped["repeated"] += 1
                 self._channel.release(segment)
             elif self._late(actor, segment.header.version):
-                self.ledger.count_skipped(segment)
+                self.tracker.count_skipped(segment)
                 self._channel.release(segment)
                 self.join(actor)
             else:
@@ -162,13 +164,13 @@ class RoundBatchPolicy:
 
     def _late(self, actor: int, version: int) -> bool:
         """Whether a segment collected with `version` is too late for its round."""
-        always_there = actor in self.members and actor not in self.ledger.round_offsets
+        always_there = actor in self.members and actor not in self.tracker.round_offsets
         return not always_there and version < self._version
 
     def _due(self, actor: int) -> int:
         """Return the sequence number of the actor's next segment."""
         newest = self._waiting[actor][-1].header if self._waiting[actor] else None
-        return self.ledger.expected.get(actor, 0) if newest is None else newest.sequence + 1
+        return self.tracker.expected.get(actor, 0) if newest is None else newest.sequence + 1
 
 
 class WindowBatchPolicy:
@@ -181,7 +183,7 @@ class WindowBatchPolicy:
     def __init__(
         self, channel: Channel, num_actors: int, window_s: float, max_lag: int, clock: Callable[[], float]
     ) -> None:
-        self.ledger = SequenceTracker()
+        self.tracker = SequenceTracker()
         self._channel, self._num_actors = channel, num_actors
         self._window_s, self._max_lag, self._clock = window_s, max_lag, clock
         self.record: Callable[[Sequence[Arrival]], object] = lambda arrivals: None
@@ -210,11 +212,11 @@ class WindowBatchPolicy:
     def _keep(self, segment: Segment, version: int, arrivals: list[Arrival]) -> bool:
         header = segment.header
         assert header is not None
-        if self.ledger.accept(segment):
+        if self.tracker.accept(segment):
             young = version - header.version <= self._max_lag
             arrivals.append(Arrival(header.actor, header.sequence, header.version, young))
             if young:
                 return True
-            self.ledger.dropped["too_old"] += 1
+            self.tracker.dropped["too_old"] += 1
         self._channel.release(segment)
         return False

@@ -115,12 +115,12 @@ def _build_actor(
     plan: Plan, role: RoleSpec, script: RecordedSchedule | None, directory: RunDirectory, context: Context
 ) -> Actor:
     config = plan.config
-    world, policy, gate = _collecting_parts(plan, role, context.channel)
+    world, policy, collect_policy = _collecting_parts(plan, role, context.channel)
     if script is not None:
-        gate = follower = RecordedCollectPolicy(role.index, script, script.retaining_store(context.weights))
+        collect_policy = follower = RecordedCollectPolicy(role.index, script, script.retaining_store(context.weights))
         context = replace(context, weights=follower)
-    keep = None if directory.passing else Faults(directory).save
-    actor = Actor(role.index, world, policy, gate, context, epoch=context.epoch, keep_fault=keep)
+    save_fault = None if directory.passing else Faults(directory).save
+    actor = Actor(role.index, world, policy, collect_policy, context, epoch=context.epoch, save_fault=save_fault)
     actor.quota = _episode_quota(plan, role, world)
     return _resume_if_known(actor, config.seed)
 
@@ -157,7 +157,7 @@ def _build_gradient_worker(plan: Plan, role: RoleSpec, directory: RunDirectory, 
     from steppe.roles.gradients.worker import GradientSource, GradientWorker
 
     config = plan.config
-    world, agent, gate = _collecting_parts(plan, role, context.channel)
+    world, agent, collect_policy = _collecting_parts(plan, role, context.channel)
     share = {
         name: max(1, getattr(config.agent, name) // config.actors)
         for name in ("buffer_size", "learning_starts")
@@ -169,7 +169,7 @@ def _build_gradient_worker(plan: Plan, role: RoleSpec, directory: RunDirectory, 
         stream=seeding.generator(config.seed, "worker", role.index, context.epoch, "memory"),
         total_steps=config.steps,
     )
-    making = GradientSource(
+    gradient_source = GradientSource(
         agent,
         memory,
         plan.segment,
@@ -177,8 +177,8 @@ def _build_gradient_worker(plan: Plan, role: RoleSpec, directory: RunDirectory, 
         on_policy=config.agent.memory == "rollout",
         deltas=config.params.deltas,
     )
-    keep = None if directory.passing else Faults(directory).save
-    worker = GradientWorker(role.index, world, making, gate, context, keep_fault=keep)
+    save_fault = None if directory.passing else Faults(directory).save
+    worker = GradientWorker(role.index, world, gradient_source, collect_policy, context, save_fault=save_fault)
     worker.quota = _episode_quota(plan, role, world)
     return _resume_if_known(worker, config.seed)
 
@@ -197,8 +197,8 @@ def _build_gradient_learner(
     )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
     save = _make_checkpoint_saver(checkpoints, directory, context, None)
-    intake = _make_batch_policy(plan, None, context, None)
-    learner = GradientLearner(store, intake, _make_run_limits(plan, None), save, context, segment=plan.segment)
+    batch_policy = _make_batch_policy(plan, None, context, None)
+    learner = GradientLearner(store, batch_policy, _make_run_limits(plan, None), save, context, segment=plan.segment)
     learner.live_hyperparameters = LiveHyperparameters(agent, tunable_fields(config))
     if plan.resume is not None:
         checkpoint = checkpoints.at(plan.resume)
@@ -247,7 +247,7 @@ def _build_learner(plan: Plan, parts: SuppliedComponents, directory: RunDirector
         num_actors=plan.num_writers,
         directory=directory.path,
         num_buffers=config.flow.replay_roles or 1,
-        shelves=context.shelves,
+        replay_clients=context.replay_clients,
     )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
     checkpoint = checkpoints.at(plan.resume) if plan.resume is not None else None
@@ -255,8 +255,8 @@ def _build_learner(plan: Plan, parts: SuppliedComponents, directory: RunDirector
     if parts.script is not None:
         context = replace(context, weights=parts.script.retaining_store(context.weights))
     save = _make_checkpoint_saver(checkpoints, directory, context, log)
-    intake = _make_batch_policy(plan, parts.script, context, log)
-    made = (agent, memory, intake, _make_run_limits(plan, parts.script), save, context)
+    batch_policy = _make_batch_policy(plan, parts.script, context, log)
+    made = (agent, memory, batch_policy, _make_run_limits(plan, parts.script), save, context)
     learner = _build_cluster_learner(plan, parts.node, *made) if config.cluster.joined else Learner(*made)
     if parts.script is not None:
         learner = scripted = RecordedLearner(*made)
@@ -271,10 +271,10 @@ def _build_replay_server(plan: Plan, directory: RunDirectory, context: Context) 
     from steppe.replay.factory import make_replay_shard
     from steppe.roles.replay_server import ReplayServer
 
-    assert context.desk is not None, "a replay role has a desk"
-    num_shelves = len(plan.replay)
+    assert context.rpc_server is not None, "a replay role has a desk"
+    num_shards = len(plan.replay)
     return ReplayServer(
-        make_replay_shard(plan.config.agent, plan.segment, num_shelves, directory.path), context.desk, context
+        make_replay_shard(plan.config.agent, plan.segment, num_shards, directory.path), context.rpc_server, context
     )
 
 
@@ -283,7 +283,7 @@ def _build_cluster_learner(
     client: ParameterClient | None,
     agent: Agent,
     memory: Memory,
-    intake: BatchPolicy,
+    batch_policy: BatchPolicy,
     limits: RunLimits,
     save: SaveCheckpoint,
     context: Context,
@@ -295,7 +295,7 @@ def _build_cluster_learner(
         connect,
     )
 
-    learner = NodeLearner(agent, memory, intake, limits, save, context)
+    learner = NodeLearner(agent, memory, batch_policy, limits, save, context)
     cluster, lent = plan.config.cluster, client is not None
     learner.node = ClusterNode(cluster, agent, client or connect(cluster), lambda: context.ending, lent=lent)
     return learner

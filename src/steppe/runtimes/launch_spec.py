@@ -103,8 +103,8 @@ def build_roles(
     *,
     epoch: int = 0,
     table: SharedTable | None = None,
-    shelves: Sequence[RpcClient] = (),
-    desk: RpcServer | None = None,
+    replay_clients: Sequence[RpcClient] = (),
+    rpc_server: RpcServer | None = None,
     board: Board | None = None,
     commands: CommandReader | None = None,
 ) -> list[Role]:
@@ -122,14 +122,20 @@ def build_roles(
     for spec in plan.places()[worker_slot]:
         about = (run.id, spec.name, *links, board or run.board, _bind_kind(requested, spec.kind), clock, spans)
         context = Context(
-            *about, epoch=epoch, heartbeat=heartbeat, table=table, shelves=shelves, desk=desk, commands=commands
+            *about,
+            epoch=epoch,
+            heartbeat=heartbeat,
+            table=table,
+            replay_clients=replay_clients,
+            rpc_server=rpc_server,
+            commands=commands,
         )
         roles.append(build_role(plan, spec, run, context))
     return roles
 
 
-def _bind_kind(asked: Callable[[str], int], kind: str) -> Callable[[], int]:
-    return lambda: asked(kind)
+def _bind_kind(requested: Callable[[str], int], kind: str) -> Callable[[], int]:
+    return lambda: requested(kind)
 
 
 def post_faults(run: RunDirectory, worker_slot: str, faults: list[Fault]) -> None:

@@ -215,7 +215,7 @@ class ChannelConformance:
                 segment.header = header(self.run, 0, sequence)
                 assert writer.offer(segment)
                 assert learner.receive(), "a round ends although its segment was refused"
-            assert learner.batch_policy.ledger.dropped == {"refused": 3}
+            assert learner.batch_policy.tracker.dropped == {"refused": 3}
             assert received.valid == [12, 0, 0, 0, 12], "of a refused segment nothing is remembered"
 
     def _receive(self, reader: Channel, expected: Columns, actor: int, sequence: int) -> None:

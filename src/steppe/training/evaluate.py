@@ -98,7 +98,7 @@ def evaluate_weights(
         try:
             evaluation = judge.evaluate(episodes, lambda: False, explore=explore, record=record)
         finally:
-            judge.world.close()
+            judge.env.close()
     assert evaluation is not None, "nobody asked for the end"
     return evaluation
 

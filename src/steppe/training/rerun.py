@@ -214,7 +214,7 @@ def _repeat_run(
     for life in recorded.lives:
         last = life is recorded.lives[-1]
         end, early = recorded.end if last else _end_counts(life), last and recorded.reached
-        script = RecordedSchedule(life.intakes, end, early=early, changes=changes)
+        script = RecordedSchedule(life.batches, end, early=early, changes=changes)
         lived = replace(plan, config=plan.config.model_copy(update={"steps": life.begin.steps}))
         directory.store.set_status("STARTING")
         handle = inline.launch(_plan_from_newest(lived, directory), directory, SuppliedComponents(script=script))

@@ -160,7 +160,7 @@ def test_a_worker_that_comes_again_goes_on_with_its_next_push():
     assert again.resume(*known, np.random.SeedSequence(9)) == "exact"
     house.workers[0] = again
     house.run()
-    assert house.learner.batch_policy.ledger.dropped == {}
+    assert house.learner.batch_policy.tracker.dropped == {}
     assert house.learner.env_steps == 640
     replay = House(**DQN, segment_steps=4)
     assert replay.workers[0].resume(3, None, np.random.SeedSequence(1)) == "episode-boundary"

@@ -54,7 +54,7 @@ class Scene:
         learner = Learner.__new__(Learner)
         learner.version, learner.batch_policy = 7, intake
         learner.context = SimpleNamespace(
-            run="run", event=lambda kind, **more: self.told.append((kind, more)), asked=lambda: self.asked
+            run="run", event=lambda kind, **more: self.told.append((kind, more)), requested=lambda: self.asked
         )
         self.inlet = KafkaReader.__new__(KafkaReader)
         self.inlet.joined, self.placed = deque(), {}

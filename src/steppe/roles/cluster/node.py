@@ -228,7 +228,7 @@ class NodeLearner(Learner):
         """Exchange once more, so that the run's result is the cluster's newest version."""
         if not self.context.ending and self.node.synchronize():
             if self.limits.ahead:
-                self._owed = True
+                self._publish_pending = True
             else:
                 self.publish()
         super()._end()

@@ -90,8 +90,8 @@ class RayClusterClient(PackedClient):
             actor = self._found()
             if actor is not None:
                 try:
-                    asked = actor.answer.remote(method, np.frombuffer(data, np.uint8))
-                    return (*unwrap_reply(self._ray.get(asked, timeout=self._cluster.timeout_s)), tries)
+                    reply = actor.answer.remote(method, np.frombuffer(data, np.uint8))
+                    return (*unwrap_reply(self._ray.get(reply, timeout=self._cluster.timeout_s)), tries)
                 except self._ray.exceptions.RayError:  # the actor or its node ended, or the call timed out
                     self._actor = None
             left = until - time.monotonic()

@@ -183,14 +183,14 @@ class GradientLearner(Learner):
     def __init__(
         self,
         store: GradientMemory,
-        intake: BatchPolicy,
+        batch_policy: BatchPolicy,
         limits: RunLimits,
         save: SaveCheckpoint,
         context: Context,
         *,
         segment: SegmentSpec,
     ) -> None:
-        super().__init__(store.agent, store, intake, limits, save, context)
+        super().__init__(store.agent, store, batch_policy, limits, save, context)
         self._source = store
         self._empty_segment = Segment.blank(segment)  # no valid row: it only advances the agent's schedules
         self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # limit of one push

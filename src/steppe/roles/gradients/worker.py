@@ -65,14 +65,16 @@ class GradientWorker(Actor):
     def __init__(
         self,
         index: int,
-        world: SegmentEnv,
+        env: SegmentEnv,
         gradient_source: GradientSource,
-        gate: CollectPolicy,
+        collect_policy: CollectPolicy,
         context: Context,
         *,
-        keep_fault: SaveFault | None = None,
+        save_fault: SaveFault | None = None,
     ) -> None:
-        super().__init__(index, world, gradient_source.agent, gate, context, epoch=context.epoch, keep_fault=keep_fault)
+        super().__init__(
+            index, env, gradient_source.agent, collect_policy, context, epoch=context.epoch, save_fault=save_fault
+        )
         self.gradient_source = gradient_source
         self.phases = PhaseTimer("env", "policy", "learn", "blocked", "other")
         self._segment = Segment.blank(gradient_source.segment)
@@ -135,14 +137,18 @@ class GradientWorker(Actor):
         return _PendingGradient(gradient, rows, self._updates, header)
 
     @property
-    def _spent(self) -> bool:
+    def _finished(self) -> bool:
         """Whether the episode quota is exhausted and no round waits for this worker."""
-        return self.quota is not None and self.quota.exhausted and not isinstance(self.gate, LockstepCollectPolicy)
+        return (
+            self.quota is not None
+            and self.quota.exhausted
+            and not isinstance(self.collect_policy, LockstepCollectPolicy)
+        )
 
     def _collect_segment(self) -> bool:
         """Collect one segment into the memory; return False if the worker is finished or must stop."""
         segment = self._segment
-        if self._spent or not self.fill(segment):
+        if self._finished or not self.fill(segment):
             return False
         assert segment.header is not None
         segment.header = msgspec.structs.replace(segment.header, sequence=self._segments)

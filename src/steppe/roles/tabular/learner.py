@@ -39,7 +39,7 @@ class TabularLearner:
         self._train_base_s = 0.0
         self._created = False
         self.live_hyperparameters = LiveHyperparameters(agent, ())
-        self._heard, self._commands_polled_s = 0, -math.inf
+        self._last_command, self._commands_polled_s = 0, -math.inf
         self._publish_s = 0.0  # earliest time of the next publication
         self._reported_s = self._saved_s = context.clock()
         self._saved_episodes = 0
@@ -71,8 +71,8 @@ class TabularLearner:
         if now - self._commands_polled_s < POLL_COMMANDS_EVERY_S:
             return
         self._commands_polled_s = now
-        for number, command in self.context.commands(self._heard):
-            self._heard = number
+        for number, command in self.context.commands(self._last_command):
+            self._last_command = number
             if command.get("command") == SET and self.live_hyperparameters.is_new(command):
                 steps = self.totals.steps
                 counts = {"version": self.version, "updates": steps, "env_steps": steps}
@@ -153,7 +153,7 @@ class TabularLearner:
             except DiskFull as error:
                 if self.limits.stop_on_full_disk:
                     raise
-                self.context.event("warning", message=f"{error}; the checkpoint before stays, and the run goes on")
+                self.context.event("warning", message=f"{error}; the previous checkpoint is kept, and the run continues")
             self._saved_s, self._saved_episodes = self.context.clock(), self.totals.episodes
         if now - self._reported_s >= REPORT_EVERY_S:
             self._report(final=False)

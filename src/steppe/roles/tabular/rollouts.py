@@ -101,43 +101,43 @@ class _TabularRolloutBase:
 class VectorTabularRollout(_TabularRolloutBase):
     """A segment environment: a rollout of up to `num_rows` steps of every environment, learned as one batch."""
 
-    def __init__(self, agent: TabularAgent, world: SegmentEnv, num_rows: int, seeds: np.random.SeedSequence) -> None:
+    def __init__(self, agent: TabularAgent, env: SegmentEnv, num_rows: int, seeds: np.random.SeedSequence) -> None:
         super().__init__(agent)
-        self.world, self.num_envs = world, world.num_envs
+        self.env, self.num_envs = env, env.num_envs
         self._claims: EpisodeClaims | None = None
-        columns = agent.config.columns(world.spec)
-        spec = SegmentSpec(num_rows, world.num_envs, world.spec.obs, world.spec.action.field, columns)
+        columns = agent.config.columns(env.spec)
+        spec = SegmentSpec(num_rows, env.num_envs, env.spec.obs, env.spec.action.field, columns)
         self._segment = Segment.blank(spec)
         self._seeds = seeds
-        self._obs = np.zeros(world.num_envs, np.int64)
+        self._obs = np.zeros(env.num_envs, np.int64)
         self._begun = False
 
     def run(
         self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
     ) -> RolloutResult:
         if not self._begun:
-            self.world.reset(self._obs, self._seeds)
+            self.env.reset(self._obs, self._seeds)
             self._begun = True
-        segment, world = self._segment, self.world
-        rows = min(segment.spec.num_steps, max(1, math.ceil(num_steps / world.num_envs)))
+        segment, env = self._segment, self.env
+        rows = min(segment.spec.num_steps, max(1, math.ceil(num_steps / env.num_envs)))
         claims = self._episode_claims(most_episodes, rows)
         segment["obs"][0] = self._obs
         for t in range(rows):
-            noted = self.agent.act(segment["obs"][t], world.starts, masks=get_action_masks(world))
+            noted = self.agent.act(segment["obs"][t], env.starts, masks=get_action_masks(env))
             segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
-            world.step(segment["action"][t], segment, t)
+            env.step(segment["action"][t], segment, t)
             if claims is not None:
                 claims.count(segment, t)
             if pulse() or (claims is not None and claims.exhausted):
                 rows = t + 1
                 break
-        masks = get_action_masks(world)
+        masks = get_action_masks(env)
         segment["mask"][rows] = True if masks is None else masks
         require_finite(segment, rows, "worker")
         self._obs[...] = segment["obs"][rows]
         more = ("obs", "mask")
         self.agent.learn(Batch({name: column[: rows + (name in more)] for name, column in segment.columns.items()}))
-        valid, finished = segment["valid"][:rows], world.take_finished()
+        valid, finished = segment["valid"][:rows], env.take_finished()
         if claims is not None:
             finished = claims.counted_only(finished)
         self._record_visits(segment["obs"][:rows][valid], segment["action"][:rows][valid])
@@ -149,13 +149,13 @@ class VectorTabularRollout(_TabularRolloutBase):
         if most_episodes is None:
             return None
         if self._claims is None:
-            self._claims = EpisodeClaims(self.world)
+            self._claims = EpisodeClaims(self.env)
         self._claims.allow(most_episodes)
         self._segment["valid"].fill(True)  # the environment may leave it unchanged, and closed ones may be open now
         return None if self._claims.unrestricted(rows) else self._claims
 
     def close(self) -> None:
-        self.world.close()
+        self.env.close()
 
 
 class GameTabularRollout(_TabularRolloutBase):

@@ -44,7 +44,7 @@ class TabularWorker:
             self.done = True
             return False
         if (
-            self.context.asked() == PAUSE
+            self.context.requested() == PAUSE
             or not (self._begun or self._begin())
             or not self._claim_steps()
             or not self._claim_episodes()

@@ -54,7 +54,7 @@ class RoundMembership:
             for actor in joined:
                 if actor not in intake.members:
                     intake.join(actor)
-            if learner.context.asked() != PAUSE:
+            if learner.context.requested() != PAUSE:
                 self._watch(learner, intake)
             self._tell(learner, intake, channel)
 
@@ -75,7 +75,7 @@ class RoundMembership:
 
     def _tell(self, learner: Learner, intake: RoundBatchPolicy, channel: KafkaReader) -> None:
         """Announce changed members, and send returning actors their round offset."""
-        for actor, shift in intake.ledger.round_offsets.items():
+        for actor, shift in intake.tracker.round_offsets.items():
             channel.place(actor, shift)
         members, before = set(intake.members), self._planned
         if members == before:

@@ -131,7 +131,7 @@ def _build_roles(plan: Plan, order: WorkerSpec, room: Path, run: RunDirectory, c
 
     channel = _open_channel(plan, order.place, room, run)
     weights, clock, table = ShmWeights(room, plan.readers), RunClock(), open_shared_table(room, plan)
-    desk = SocketRpcServer(rpc_socket_path(room, order.place)) if order.place in plan.replay else None
+    rpc_server = SocketRpcServer(rpc_socket_path(room, order.place)) if order.place in plan.replay else None
     ending = _bind_kind(control, "learner", order.number)
     lines = [SocketRpcClient(name, rpc_socket_path(room, name), lambda: ending() >= FINISH) for name in plan.replay]
     roles = []
@@ -148,8 +148,8 @@ def _build_roles(plan: Plan, order: WorkerSpec, room: Path, run: RunDirectory, c
             epoch=order.epoch,
             heartbeat=lambda: control.heartbeat(order.number),
             table=table,
-            shelves=lines if spec.kind == "learner" else (),
-            desk=desk,
+            replay_clients=lines if spec.kind == "learner" else (),
+            rpc_server=rpc_server,
             commands=lambda after: run.board.read(COMMANDS, after),
         )
         roles.append(build_role(plan, spec, run, context))

@@ -212,7 +212,7 @@ class _RayWorkerSlot:
         ticket, plan, place = self.assignment, self.plan, self.assignment.place
         links = (self.channel, self.weights)
         more: dict[str, Any] = {
-            "epoch": ticket.epoch, "shelves": self.lines, "desk": self.desk, "table": self.table,
+            "epoch": ticket.epoch, "replay_clients": self.lines, "rpc_server": self.desk, "table": self.table,
         }  # fmt: skip
         roles = build_roles(ticket.order, plan, place, run, links, self.asked.__getitem__, self._beat, **more)
         with sample_roles(roles, run.profile if plan.config.flow.profile else None, waiting=place) as turns.live:
