@@ -189,6 +189,14 @@ def test_the_summary_in_words(live_run, view):
         assert said in text
 
 
+@pytest.mark.parametrize(("state", "resumable"), [("SUCCEEDED", False), ("STOPPED", True), ("FAILED", True)])
+def test_the_summary_says_how_to_resume_a_run_with_a_checkpoint(live_run, view, state, resumable):
+    summary = view.summary() | {"state": state}
+    assert "steppe resume" not in summary_text(summary, live_run.path), "there is no checkpoint yet"
+    (live_run.checkpoints / "00000002").mkdir()
+    assert (f"to resume   steppe resume {live_run.path}" in summary_text(summary, live_run.path)) == resumable
+
+
 def test_the_summary_of_a_run_that_failed_at_once(view):
     summary = dict.fromkeys(view.summary()) | {"state": "FAILED", "reason": "environment_fault"}
     text = summary_text(summary, Path("runs/pole"))

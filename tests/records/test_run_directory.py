@@ -110,7 +110,7 @@ def test_a_name_is_only_a_name(root, name):
 def test_a_directory_that_holds_a_run_is_refused_and_left_alone(root):
     path = create(name="taken", seed=1).path
     before = everything(root)
-    with pytest.raises(RunExists, match="already holds a run"):
+    with pytest.raises(RunExists, match="already contains a run"):
         create(name="taken", seed=2)
     with pytest.raises(RunExists):
         create(run_dir=path)
@@ -128,7 +128,7 @@ def test_a_directory_with_other_things_may_become_a_run(tmp_path):
 
 def test_a_place_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot make the run directory"):
+    with pytest.raises(ConfigError, match="cannot create the run directory"):
         create(run_dir=tmp_path / "file" / "run")
 
 
@@ -193,7 +193,7 @@ def test_the_maker_holds_the_run(root):
 
 
 def test_an_unknown_run_gets_the_nearest_name(root):
-    with pytest.raises(RunNotFound, match="holds no runs yet"):
+    with pytest.raises(RunNotFound, match="contains no runs yet"):
         RunDirectory.open("cartpole")
     create(name="cartpole-best")
     with pytest.raises(RunNotFound, match="Did you mean 'cartpole-best'"):

@@ -55,6 +55,8 @@ def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, st
         yield role, format_shares(shares)
     yield "run", str(directory)
     yield from _file_rows(directory)
+    if summary["state"] in ("STOPPED", "FAILED") and any((directory / "checkpoints").glob("[0-9]*")):
+        yield "to resume", f"steppe resume {directory}"
 
 
 def _by_agent(returns: Mapping[str, float]) -> str:

@@ -47,7 +47,9 @@ def find_env(env: str) -> EnvSource:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise WorldError(f"cannot import {module!r} for the environment {env!r}: {error}") from error
+        raise WorldError(
+            f"cannot import {module!r} for the environment {env!r}: {error}; install it, or run the command in its directory"
+        ) from error
     if references.is_reference(env) and hasattr(sys.modules[module], name.partition(".")[0]):
         return _require_callable(references.resolve_reference(env), env)
     return _find_registered(name, env)

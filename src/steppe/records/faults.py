@@ -46,7 +46,7 @@ class Faults:
         """Read a fault, by default the newest. RunNotFound if there is none."""
         known = self.numbers()
         if not known:
-            raise RunNotFound(f"{self._run.id} has no recorded fault: no environment of its actors raised anything")
+            raise RunNotFound(f"{self._run.id} has no recorded fault: none of its environments raised an exception")
         if number is not None and number not in known:
             raise RunNotFound(f"{self._run.id} has no fault {number}; there are: {', '.join(map(str, known))}")
         path = self._run.faults / _name(known[-1] if number is None else number)

@@ -71,7 +71,9 @@ class RunDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
-            raise ConfigError(f"cannot make the run directory {path}: {error.strerror}") from None
+            raise ConfigError(
+                f"cannot create the run directory {path}: {error.strerror}; choose another --run-dir, or set STEPPE_RUNS to a writable directory"
+            ) from None
         directory = cls(path)
         directory.acquire()
         try:
@@ -93,7 +95,7 @@ class RunDirectory:
         if os.sep in str(run) or Path(run).is_dir():
             raise RunNotFound(f"{run} holds no run: there is no {RECORD} in it")
         known = [path.name for path in run_paths(runs_root())]
-        where = f"{runs_root()} holds {len(known)} runs" if known else f"{runs_root()} holds no runs yet"
+        where = f"{runs_root()} contains {len(known)} runs" if known else f"{runs_root()} contains no runs yet"
         raise RunNotFound(f"there is no run {str(run)!r}; {where}.{did_you_mean(str(run), known)}")
 
     @cached_property
@@ -332,7 +334,7 @@ def _new_id(config: RunConfig) -> str:
 
 
 def _run_exists_error(path: Path) -> RunExists:
-    return RunExists(f"{path} already holds a run: choose another --name or --run-dir, or remove it")
+    return RunExists(f"{path} already contains a run: choose another --name or --run-dir, or delete it")
 
 
 def _nonfinite_to_none(value: Any) -> Any:

@@ -64,7 +64,9 @@ def envs(
     rows = [row for row in list_environments(every=every) if pattern is None or pattern.lower() in row["id"].lower()]
     if not rows:
         known = [row["id"] for row in list_environments(every=True)]
-        raise WorldError(f"no environment id contains {pattern!r}.{did_you_mean(pattern or '', known)}")
+        raise WorldError(
+            f"no environment id contains {pattern!r}; `steppe envs --all` lists all ids.{did_you_mean(pattern or '', known)}"
+        )
     if as_json:
         return emit(rows)
     headers = ["id", "steps per episode", "solved at", "native vector", "needs"]

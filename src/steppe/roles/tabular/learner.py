@@ -153,7 +153,9 @@ class TabularLearner:
             except DiskFull as error:
                 if self.limits.stop_on_full_disk:
                     raise
-                self.context.event("warning", message=f"{error}; the previous checkpoint is kept, and the run continues")
+                self.context.event(
+                    "warning", message=f"{error}; the previous checkpoint is kept, and the run continues"
+                )
             self._saved_s, self._saved_episodes = self.context.clock(), self.totals.episodes
         if now - self._reported_s >= REPORT_EVERY_S:
             self._report(final=False)
