@@ -286,7 +286,10 @@ def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, br
         # The service knows all of it from Kafka.
         steps = STEPS * len(sent)
         until(lambda: api.get(RUN).json()["progress"]["env_steps"] == steps, "the service has read of every step")
-        assert f'steppe_learner_env_steps_total{{run="demo"}} {steps}' in api.get("/metrics").text.splitlines()
+        [value] = re.findall(
+            r'^steppe_learner_env_steps_total{run="demo"} (\S+)$', api.get("/metrics").text, re.MULTILINE
+        )
+        assert float(value) == steps
         curves = api.get(f"{RUN}/metrics").json()
         assert {len(curve["points"]) > 1 for curve in curves["series"] if curve["name"].startswith("train")} == {True}
         assert api.get(f"{RUN}/diagnosis").json()["lags"]

@@ -113,7 +113,7 @@ def test_lists_and_prometheus(api: httpx.Client):
     algorithms = {one["name"]: one for one in api.get("/api/v1/algorithms").json()["algorithms"]}
     clip = next(one for one in algorithms["ppo"]["hyperparameters"] if one["name"] == "clip")
     assert (clip["value"], clip["effect"], clip["schema"]["exclusiveMinimum"]) == (0.2, "live", 0.0)
-    assert 'steppe_runs{state="PENDING"} 1' in api.get("/metrics").text.splitlines()
+    assert 'steppe_runs{state="PENDING"} 1.0' in api.get("/metrics").text.splitlines()
     assert api.get("/version").json()["broker"] == "embedded"
     assert api.get(f"{RUNS}/{run}/actors").json()["most"] == 0, "a sync run has its actors for life"
     refused = api.put(f"{RUNS}/{run}/actors", json={"actors": 2})

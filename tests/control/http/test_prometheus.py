@@ -1,42 +1,44 @@
-"""What Prometheus is told of roles, read back by a parser of its own kind, and the dashboard that shows it."""
+"""The metrics of roles and of the service, read by the parser of prometheus_client, and the dashboard that shows them."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, TrainingReport
 from steppe.records.telemetry.prometheus import (
     METRIC_FAMILIES,
-    actor_samples,
-    evaluation_samples,
-    format_samples,
-    learner_samples,
+    group_into_families,
+    render_families,
+    samples_of,
 )
 from tests.support.service import LONG, learning, make, until
 
-LINE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+)')
 DASHBOARD = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "steppe.json"
 
 
-def parsed(lines):
-    """Name and labels → value; every sample stands under a head of its own name."""
-    found, head = {}, None
-    for line in lines:
-        if line.startswith("# TYPE "):
-            head = line.split()[2]
-        elif not line.startswith("#") and line:
-            match = LINE.fullmatch(line)
-            assert match, line
-            assert match[1] == head, line
-            labels = tuple(sorted(re.findall(r'([a-z]+)="((?:[^"\\]|\\.)*)"', match[2])))
-            assert (match[1], labels) not in found, "twice"
-            found[match[1], labels] = float(match[3])
+def parsed(text):
+    """Return (name, labels) → value, read by the parser of prometheus_client; each family occurs once."""
+    found, names = {}, []
+    for family in text_string_to_metric_families(text):
+        names.append(family.name)
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, "twice"
+            found[key] = sample.value
+    assert len(set(names)) == len(names)
     return found
+
+
+def types(text):
+    """Return name → type as the TYPE lines say, without the suffix that the parser takes from counters."""
+    return {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE ")}
 
 
 @pytest.mark.unit
@@ -52,8 +54,10 @@ def test_reports_become_samples():
         run="r", version=5, updates=1, env_steps=10, train_s=1.0, returns=[1.0, 3.0], lengths=[1, 1],
         return_mean=2.0, return_std=1.0, duration_s=0.1, weights_sha256="",
     )  # fmt: skip
-    found = parsed(format_samples([*learner_samples(training), *actor_samples(actor), *evaluation_samples(judged)]))
-    run = ("run", 'a\\"b')
+    reports = (training, actor, judged)
+    text = render_families(group_into_families(sample for one in reports for sample in samples_of(one))).decode()
+    found = parsed(text)
+    run = ("run", 'a"b')
     assert found["steppe_learner_segments_total", (run,)] == 7
     assert found["steppe_learner_lag_versions_total", (run,)] == 8
     assert found["steppe_learner_seconds_total", (("phase", "wait"), run)] == 1.5
@@ -61,6 +65,11 @@ def test_reports_become_samples():
     assert found["steppe_actor_up", (("actor", "3"), ("run", "r"))] == 0
     assert found["steppe_evaluation_return_mean", (("run", "r"),)] == 2.0
     assert found["steppe_role_cpu_seconds_total", (("role", "learner"), run)] == 0.25
+    assert math.isnan(found["steppe_learner_stat", (("name", "loss"), run)])
+    assert {name for name, _ in found} <= METRIC_FAMILIES.keys()
+    assert types(text) == {name: METRIC_FAMILIES[name][0] for name in types(text)}
+    assert types(text)["steppe_learner_env_steps_total"] == "counter"
+    assert "_created" not in text
 
 
 @pytest.mark.slow
@@ -70,7 +79,7 @@ def test_a_run_that_goes_on_shows_every_role(api: httpx.Client):
     learning(api, run)
 
     def samples():
-        return parsed(line for line in api.get("/metrics").text.splitlines() if "{" in line or "TYPE" in line)
+        return parsed(api.get("/metrics").text)
 
     def actors():
         return {dict(labels)["actor"] for name, labels in samples() if name == "steppe_actor_up"}

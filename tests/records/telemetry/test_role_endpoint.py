@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from importlib.metadata import version
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.errors import MissingExtra, UsageError
 from steppe.core.contracts.reports import ActorReport, EventReport
 from steppe.core.contracts.transport import ACTORS, EVENTS
 from steppe.records.telemetry import role_endpoint
@@ -59,8 +61,11 @@ def test_what_it_reports_is_shown_and_passed_on(shown):
     assert board.post(ACTORS, report.record()) == 1
     assert kept.posted == [(ACTORS, report.record())]
     assert board.read("any") == [(1, {"read": "any"})]
-    lines = httpx.get(shown.address + "/metrics").text.splitlines()
-    assert 'steppe_actor_env_steps_total{run="demo",actor="2"} 77' in lines
+    response = httpx.get(shown.address + "/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples = [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
+    [steps] = [sample for sample in samples if sample.name == "steppe_actor_env_steps_total"]
+    assert (steps.labels, steps.value) == ({"run": "demo", "actor": "2"}, 77)
 
 
 def test_events_are_lines_with_run_role_and_version(shown):
@@ -76,3 +81,14 @@ def test_events_are_lines_with_run_role_and_version(shown):
 def test_a_port_that_is_taken_is_one_clear_sentence(shown):
     with pytest.raises(UsageError, match="--metrics-port"):
         RoleEndpoint("demo", "actor").serve(int(shown.address.rpartition(":")[2]), "127.0.0.1")
+
+
+def test_without_prometheus_client_the_sentence_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "steppe.records.telemetry.prometheus", raising=False)
+    endpoint = RoleEndpoint("demo", "actor", lines=io.StringIO())
+    endpoint.tell("ends")  # JSON lines need no extra
+    with pytest.raises(
+        MissingExtra, match=r"--metrics-port needs an optional dependency: pip install 'steppe\[kafka\]'"
+    ):
+        endpoint.serve(0, "127.0.0.1")

@@ -5,57 +5,57 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
 from steppe.control.service import Service
 from steppe.records.store import STATES
 from steppe.records.telemetry.prometheus import (
     MetricSample,
     actor_samples,
     evaluation_samples,
-    format_samples,
+    group_into_families,
     learner_samples,
+    render_families,
 )
 
+_RUN_GAUGES = {
+    "env_steps": "Environment steps learned from.",
+    "updates": "Optimizer steps.",
+    "steps_per_s": "Recent environment steps per second.",
+    "train_return_mean": "Mean return of the last training episodes.",
+}
 
-def render_metrics(service: Service, *, clients: int, failures: int) -> str:
+
+def render_metrics(service: Service, *, clients: int, failures: int) -> bytes:
     """Return the metrics in text format 0.0.4."""
-    return "\n".join([*_lines(service, clients, failures), ""])
+    return render_families(_families(service, clients, failures))
 
 
-def _lines(service: Service, clients: int, failures: int) -> Iterator[str]:
+def _families(service: Service, clients: int, failures: int) -> Iterator[Metric]:
     runs = service.list_runs().runs
-    states = Counter(run.state for run in runs)
-    yield from _head("steppe_runs", "gauge", "Runs by state.")
-    yield from (f'steppe_runs{{state="{state}"}} {states[state]}' for state in STATES)  # type: ignore[index]
+    count_by_state = Counter[str](run.state for run in runs)
+    by_state = GaugeMetricFamily("steppe_runs", "Runs by state.", labels=["state"])
+    for state in STATES:
+        by_state.add_metric([state], count_by_state[state])
+    yield by_state
     pending = len(service.database.operations(pending=True, limit=1_000))
-    for name, kind, words, value in (
-        ("steppe_operations_pending", "gauge", "Changes under way.", pending),
-        ("steppe_stream_clients", "gauge", "Connected WebSocket clients.", clients),
-        ("steppe_watch_failures_total", "counter", "Looks at the runs that failed.", failures),
-    ):
-        yield from _head(name, kind, words)
-        yield f"{name} {value}"
+    yield GaugeMetricFamily("steppe_operations_pending", "Operations in progress.", value=pending)
+    yield GaugeMetricFamily("steppe_stream_clients", "Connected WebSocket clients.", value=clients)
+    yield CounterMetricFamily("steppe_watch_failures_total", "Failed attempts to read the runs.", value=failures)
     live = [run for run in runs if run.state in ("RUNNING", "PAUSED")]
-    for field, words in (
-        ("env_steps", "Environment steps learned from."),
-        ("updates", "Optimizer steps."),
-        ("steps_per_s", "Environment steps per second, lately."),
-        ("train_return_mean", "Mean return of the last training episodes."),
-    ):
-        yield from _head(f"steppe_run_{field}", "gauge", words)
+    for field, words in _RUN_GAUGES.items():
+        gauge = GaugeMetricFamily(f"steppe_run_{field}", words, labels=["run"])
         for run in live:
             value = getattr(run.progress, field)
             if value is not None:
-                yield f'steppe_run_{field}{{run="{run.id}"}} {value}'
-    yield from format_samples(sample for run in live for sample in _roles(service, run.id))
+                gauge.add_metric([run.id], value)
+        yield gauge
+    yield from group_into_families(sample for run in live for sample in _role_samples(service, run.id))
 
 
-def _roles(service: Service, run: str) -> list[MetricSample]:
+def _role_samples(service: Service, run: str) -> list[MetricSample]:
     with service.run_view(run) as view:
         found = [*learner_samples(view.training)] if view.training else []
         found += [sample for report in view.actors.values() for sample in actor_samples(report)]
         return found + ([*evaluation_samples(view.last_evaluation)] if view.last_evaluation else [])
-
-
-def _head(name: str, kind: str, words: str) -> Iterator[str]:
-    yield f"# HELP {name} {words}"
-    yield f"# TYPE {name} {kind}"

@@ -1,12 +1,17 @@
-"""Converts roles' reports to Prometheus metrics (text format 0.0.4)."""
+"""Convert roles' reports to Prometheus metrics; `prometheus_client` writes the text format 0.0.4."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from steppe.core.contracts.reports import ActorReport, EvaluationReport, TrainingReport
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from steppe.core.contracts.reports import ActorReport, EvaluationReport, Report, TrainingReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,12 @@ METRIC_FAMILIES: dict[str, tuple[str, str]] = {
     "steppe_learner_segments_total": ("counter", "Segments learned from."),
     "steppe_learner_lag_versions_total": ("counter", "Versions behind, summed over segments: divide by the segments."),
     "steppe_learner_dropped_total": ("counter", "Segments that were not learned from, by cause."),
-    "steppe_learner_memory": ("gauge", "The replay memory's own figures by name."),
-    "steppe_learner_stat": ("gauge", "Losses and the like by name, averaged over the last report."),
+    "steppe_learner_memory": ("gauge", "Statistics of the replay memory by name."),
+    "steppe_learner_stat": ("gauge", "Losses and other statistics by name, averaged over the last report."),
     "steppe_actor_env_steps_total": ("counter", "Environment steps taken."),
-    "steppe_actor_version": ("gauge", "The version it acts with."),
-    "steppe_actor_up": ("gauge", "1 while it says that it runs."),
-    "steppe_actor_restarts_total": ("counter", "How often it has been started again."),
+    "steppe_actor_version": ("gauge", "Version of the weights that the actor acts with."),
+    "steppe_actor_up": ("gauge", "1 while the actor reports that it is running."),
+    "steppe_actor_restarts_total": ("counter", "Number of restarts."),
     "steppe_actor_seconds_total": ("counter", "Seconds of the actor by phase: env, policy, blocked, other."),
     "steppe_evaluation_return_mean": ("gauge", "Mean return of the newest evaluation."),
     "steppe_evaluation_version": ("gauge", "The version that was evaluated."),
@@ -45,6 +50,7 @@ METRIC_FAMILIES: dict[str, tuple[str, str]] = {
 
 
 def learner_samples(report: TrainingReport) -> Iterator[MetricSample]:
+    """Yield the samples of a learner's report."""
     run = (("run", report.run),)
     yield MetricSample("steppe_learner_env_steps_total", report.env_steps, run)
     yield MetricSample("steppe_learner_updates_total", report.updates, run)
@@ -59,6 +65,7 @@ def learner_samples(report: TrainingReport) -> Iterator[MetricSample]:
 
 
 def actor_samples(report: ActorReport) -> Iterator[MetricSample]:
+    """Yield the samples of an actor's report."""
     labels = (("run", report.run), ("actor", str(report.actor)))
     yield MetricSample("steppe_actor_env_steps_total", report.env_steps, labels)
     yield MetricSample("steppe_actor_version", report.version, labels)
@@ -69,23 +76,50 @@ def actor_samples(report: ActorReport) -> Iterator[MetricSample]:
 
 
 def evaluation_samples(report: EvaluationReport) -> Iterator[MetricSample]:
+    """Yield the samples of an evaluation's report."""
     run = (("run", report.run),)
     yield MetricSample("steppe_evaluation_return_mean", report.return_mean, run)
     yield MetricSample("steppe_evaluation_version", report.version, run)
 
 
-def format_samples(samples: Iterable[MetricSample]) -> Iterator[str]:
-    """Yield the lines of the exposition format, each metric family under its HELP and TYPE lines."""
-    found: dict[str, list[MetricSample]] = {}
+def samples_of(report: Report) -> Iterator[MetricSample]:
+    """Yield the samples of a report; none of a kind without metrics."""
+    if isinstance(report, TrainingReport):
+        yield from learner_samples(report)
+    elif isinstance(report, ActorReport):
+        yield from actor_samples(report)
+    elif isinstance(report, EvaluationReport):
+        yield from evaluation_samples(report)
+
+
+def group_into_families(samples: Iterable[MetricSample]) -> list[Metric]:
+    """Return one metric family per name, each with all samples of that name."""
+    families: dict[str, Metric] = {}
     for sample in samples:
-        found.setdefault(sample.name, []).append(sample)
-    for name, members in found.items():
-        kind, words = METRIC_FAMILIES[name]
-        yield f"# HELP {name} {words}"
-        yield f"# TYPE {name} {kind}"
-        for sample in members:
-            labels = ",".join(f'{key}="{_escaped(value)}"' for key, value in sample.labels)
-            yield f"{name}{{{labels}}} {_number(sample.value)}"
+        if sample.name not in families:
+            kind, words = METRIC_FAMILIES[sample.name]
+            families[sample.name] = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+                sample.name, words
+            )
+        families[sample.name].add_sample(sample.name, dict(sample.labels), sample.value)
+    return list(families.values())
+
+
+class _FixedCollector(Collector):
+    """Hands over families that were built beforehand."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def render_families(families: Iterable[Metric]) -> bytes:
+    """Return metric families in the text format, without those that `prometheus_client` has of this process."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_FixedCollector(families))
+    return generate_latest(registry)
 
 
 def _by(
@@ -100,13 +134,3 @@ def _process(report: TrainingReport | ActorReport, labels: tuple[tuple[str, str]
         yield MetricSample("steppe_role_resident_bytes", report.rss_bytes, labels)
     if report.cpu_s is not None:
         yield MetricSample("steppe_role_cpu_seconds_total", report.cpu_s, labels)
-
-
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return f"{value:.17g}"
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

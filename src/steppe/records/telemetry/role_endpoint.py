@@ -10,27 +10,15 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TextIO
 
-from steppe.core.contracts.errors import UsageError
+from steppe.core.contracts.errors import MissingExtra, UsageError
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, Report, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING, Board
-from steppe.records.telemetry.prometheus import (
-    MetricSample,
-    actor_samples,
-    evaluation_samples,
-    format_samples,
-    learner_samples,
-)
 
 HANG_S = 120.0  # a role without a step for this long is not healthy
-_KINDS: dict[str, tuple[type[Report], Callable[[Any], Any]]] = {
-    TRAINING: (TrainingReport, learner_samples),
-    ACTORS: (ActorReport, actor_samples),
-    EVALUATIONS: (EvaluationReport, evaluation_samples),
-}
+_REPORTS: dict[str, type[Report]] = {TRAINING: TrainingReport, ACTORS: ActorReport, EVALUATIONS: EvaluationReport}
 
 
 class RoleEndpoint:
@@ -46,13 +34,17 @@ class RoleEndpoint:
 
     def serve(self, port: int, host: str = "") -> int:
         """Serve HTTP on a port (0: a free one) until `close`; return the port."""
-        showing = self
+        try:
+            from steppe.records.telemetry.prometheus import CONTENT_TYPE
+        except ImportError:
+            raise MissingExtra("--metrics-port", "kafka") from None
+        endpoint = self
 
-        class Answers(BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                status, body = showing.answer(self.path)
+                status, body = endpoint.answer(self.path)
                 self.send_response(status)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -61,11 +53,11 @@ class RoleEndpoint:
                 """Log nothing: probes send a request every few seconds."""
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Answers)
+            self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
             raise UsageError(f"cannot listen on port {port}: {error.strerror}; choose another --metrics-port") from None
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="showing", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="role-endpoint", daemon=True)
         self._thread.start()
         return int(self._server.server_port)
 
@@ -89,7 +81,7 @@ class RoleEndpoint:
         return _ObservedBoard(board, self)
 
     def take(self, topic: str, record: dict[str, Any]) -> None:
-        if topic in _KINDS:
+        if topic in _REPORTS:
             self._newest[topic] = record
         elif topic == EVENTS and record.get("kind") != "span":
             self.tell(str(record.get("kind")), **record.get("details", {}))
@@ -97,21 +89,27 @@ class RoleEndpoint:
     def answer(self, path: str) -> tuple[int, bytes]:
         if path == "/healthz":
             hangs = self._last_step_s is not None and time.monotonic() - self._last_step_s > HANG_S
-            return (503, b"it does not move\n") if hangs else (200, b"ok\n")
+            return (503, b"no step for too long\n") if hangs else (200, b"ok\n")
         if path == "/readyz":
-            return (200, b"ok\n") if self._last_step_s is not None else (503, b"it waits for its run\n")
+            return (200, b"ok\n") if self._last_step_s is not None else (503, b"waiting for the run\n")
         if path == "/metrics":
-            return 200, ("\n".join(format_samples(self._samples())) + "\n").encode()
-        return 404, b"there is /healthz, /readyz and /metrics\n"
+            return 200, self._metrics()
+        return 404, b"not found: use /healthz, /readyz or /metrics\n"
 
-    def _samples(self) -> list[MetricSample]:
-        newest = list(self._newest.items())
-        return [sample for topic, record in newest for sample in _KINDS[topic][1](_KINDS[topic][0].read(record))]
+    def _metrics(self) -> bytes:
+        from steppe.records.telemetry import prometheus
+
+        samples = [
+            sample
+            for topic, record in list(self._newest.items())
+            for sample in prometheus.samples_of(_REPORTS[topic].read(record))
+        ]
+        return prometheus.render_families(prometheus.group_into_families(samples))
 
 
 class _ObservedBoard:
-    def __init__(self, board: Board, showing: RoleEndpoint) -> None:
-        self._board, self._endpoint = board, showing
+    def __init__(self, board: Board, endpoint: RoleEndpoint) -> None:
+        self._board, self._endpoint = board, endpoint
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
         self._endpoint.take(topic, record)
@@ -123,7 +121,7 @@ class _ObservedBoard:
 
 def start_role_endpoint(run: str, role: str, port: int | None, *, log_json: bool) -> RoleEndpoint:
     """Create the endpoint that the command line asks for; without port and JSON lines it does nothing."""
-    showing = RoleEndpoint(run, role, lines=sys.stdout if log_json else None)
+    endpoint = RoleEndpoint(run, role, lines=sys.stdout if log_json else None)
     if port is not None:
-        showing.serve(port)
-    return showing
+        endpoint.serve(port)
+    return endpoint
