@@ -1,4 +1,4 @@
-"""Kills runs in every role at seeded random moments, and writes down what came of them: `make chaos`, `make soak`.
+"""Kills roles of runs at seeded random moments and writes a report: `make chaos`, `make soak`.
 
 Every run must end with the hash of its undisturbed twin; the report has the counts and the times. `KILLS` and `SEED` are
 taken from the environment. The parts are those of tests/chaos, which is the short form of this.
@@ -55,13 +55,13 @@ REPORTS = ROOT / "benchmarks" / "reports"
 STEPS = {"ppo": 12_800, "dqn": 6_400}
 DELAY_S = 0.002
 PER_RUN = 8  # kills
-MARK = f"chaos{os.getpid()}-"  # what the names of our runs begin with
+MARK = f"chaos{os.getpid()}-"  # prefix of the names of these runs
 SOAK_STEPS = int(float(os.environ.get("SOAK_STEPS", "2e6")))
 
 
 @dataclass
 class Figures:
-    """What was counted and measured."""
+    """Counts and measurements."""
 
     kills: Counter[str] = field(default_factory=Counter)
     times_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -83,7 +83,7 @@ class Figures:
 
 
 class Reaper:
-    """Kills the processes of places one after the other, at random looks, and remembers when."""
+    """Kills the processes of worker slots one after the other, at random polls, and records the times."""
 
     def __init__(self, places: list[str], chance: random.Random) -> None:
         self.places, self.chance = places, chance
@@ -153,7 +153,7 @@ def kill_learners(root: Path, kills: int, chance: random.Random, hashes: dict[st
 
 
 def time_failures(root: Path, number: int, chance: random.Random, hashes: dict[str, str], figures: Figures) -> None:
-    """How long FAILED takes: single learner kills without restarts."""
+    """Measure the time until FAILED after a learner was killed, without restarts."""
     for _ in range(number):
         kill_learners(root, figures.kills["learner"] + 1, chance, hashes, figures)
 
@@ -171,7 +171,7 @@ def kill_all(root: Path, kills: int, chance: random.Random, hashes: dict[str, st
                 pid = host.start(root / "log", environ={PACE: str(DELAY_S)}, **order)
                 kill_at(pid, life[chance.choice(list(life))], chance.uniform(0.0, 0.4))
                 if host.wait() != -signal.SIGKILL:
-                    break  # it was through
+                    break  # it had finished
                 figures.kills["everything"] += 1
                 if "resume" in order and newest_number(path) > saved:
                     figures.times_s[f"life that got on, {runtime}"].append(time.monotonic() - began)
@@ -189,7 +189,7 @@ def kill_all(root: Path, kills: int, chance: random.Random, hashes: dict[str, st
 
 
 class Progress:
-    """An observer that notes when the learner of this life is first seen to have reported."""
+    """Observer that records the time of the first report of the restarted learner."""
 
     first_s: float | None = None
 
@@ -200,7 +200,7 @@ class Progress:
 
 
 def stop_runs(root: Path, number: int, chance: random.Random, figures: Figures) -> None:
-    """One Ctrl-C to the group, or one SIGTERM to the supervisor: how long until nothing is left."""
+    """Send Ctrl-C to the group or SIGTERM to the supervisor; measure the time until all processes have ended."""
     with hosting() as host:
         for turn in range(number):
             algo, path = chance.choice(list(ALGOS)), root / f"{MARK}stop-{turn}"
@@ -237,13 +237,13 @@ def hosting() -> Iterator[Host]:
 
 
 def rooms() -> list[str]:
-    """What runs of ours have left in shared memory; the next run that is made would sweep the rooms of killed ones."""
+    """Return what these runs have left in shared memory. The next run would remove the directories of killed ones."""
     remove_shared_dir(make_shared_dir("sweep", 1))
     return sorted(path.name for path in Path("/dev/shm").glob(f"steppe-{MARK}*"))
 
 
 def chaos(kills: int, seed: int) -> tuple[list[str], bool]:
-    """Everything, as lines of the report, and whether all was well."""
+    """Return the lines of the report, and whether every check passed."""
     chance, figures, began = random.Random(seed), Figures(), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -300,7 +300,7 @@ SOAKS: dict[str, dict[str, Any]] = {
 
 
 def soak(algo: str) -> list[str]:
-    """Millions of steps: the size of every role over time, and what checkpoints cost the learner."""
+    """Train for millions of steps: memory of every role over time, and the learner's time for checkpoints."""
     own: list[tuple[float, int]] = []
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "soak"

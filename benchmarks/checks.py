@@ -1,4 +1,4 @@
-"""Checks of arrays at the border: their share of the work that they guard."""
+"""Validation of arrays: its share of the time of the work that it protects."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def start(effort: Effort) -> Part:
 
 
 def since_start(case: Case) -> Case:
-    """The case with its value, a moment, counted from the start of its process."""
+    """Return the case with its value, a timestamp, measured from the start of its process."""
 
     def read(done: Done) -> Reading:
         found = case.read(done)
@@ -202,12 +202,12 @@ def in_millions(row: Row) -> float | None:
 
 
 def slowest(row: Row) -> float | None:
-    """The longest training of a row's runs: a limit holds for each of them."""
+    """Return the longest training time of a row's runs: the limit applies to each of them."""
     return max((run.reading.extra["train_s"] for run in row.runs), default=None)
 
 
 def worst(row: Row) -> float | None:
-    """The worst of a row's runs."""
+    """Return the worst of a row's runs."""
     return min((run.reading.extra["worst"] for run in row.runs), default=None)
 
 

@@ -1,5 +1,5 @@
-"""The control plane under load: how soon points reach 200 clients, what that costs training, how soon the page can be used, and
-how soon health is answered in a crowd of connections."""
+"""The control service under load: latency of points to 200 clients, slowdown of training, load time of the page, and latency of
+health checks with many connections."""
 
 from __future__ import annotations
 

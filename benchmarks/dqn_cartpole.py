@@ -18,7 +18,7 @@ ONE, EIGHT, SB3 = "Steppe, one env", "Steppe, 8 envs", "Stable-Baselines3"
 ZOO = ("--algo", "dqn", "-s", "samples_per_insert=32", "-s", "batch_size=64", "-s", "hidden=[256, 256]")
 ZOO += ("-s", "learning_rate=2.3e-3", "-s", "double=false", "-s", "n_step=1", "-s", "target_every=10")
 ZOO += ("-s", "exploration_fraction=0.16")
-# As long, and judged as often, as Stable-Baselines3 is: exploration ends with a share of the steps.
+# The same number of steps and evaluations as Stable-Baselines3: exploration ends after a share of the steps.
 SOLVE = ("--target-return", "475", "--steps", "100000", "-s", "evaluation.every_steps=1024")
 SEEDS = 5
 
@@ -72,7 +72,7 @@ def solve(effort: Effort) -> Part:
 
 
 def whole(*rows: Row) -> float | None:
-    """Our median time of the whole process over theirs; a process that never reached 475 took for ever."""
+    """Ratio of median process times, ours over theirs; a process that never reached 475 counts as infinite."""
     if any(row.error or not row.runs for row in rows):
         return None
     ours, theirs = (

@@ -1,4 +1,4 @@
-"""The runtime `kafka` with a real broker on loopback: segments beside a bare client, weights, PPO, many slow actors."""
+"""The runtime `kafka` with a real broker on loopback: segments compared with a plain client, weights, PPO, many slow actors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROCESSES, KAFKA, INLINE = "Steppe, processes", "Steppe, kafka", "Steppe, inline
 
 @contextmanager
 def broker() -> Iterator[BrokerProcess]:
-    """A broker for one part."""
+    """Start a broker for one part."""
     with tempfile.TemporaryDirectory(prefix="steppe-kafka-") as home:
         one = DevBroker(Path(home), fetch_jars(DevBroker.default().jars), heap_mb=512)
         try:
@@ -34,7 +34,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 def served(case: Case, by: BrokerProcess) -> Case:
-    """The case with what the broker did for it counted as its own."""
+    """Return the case with the broker's CPU time included."""
     path, tick_s = Path(f"/proc/{by.pid}/stat"), 1.0 / os.sysconf("SC_CLK_TCK")
 
     def cpu_s() -> float:
@@ -69,7 +69,7 @@ def with_hash(run: Finished) -> Figures:
 
 
 def cartpole(effort: Effort) -> Part:
-    steps = str(effort.of(2_000_000, 100_000))  # a broker gets faster for seconds
+    steps = str(effort.of(2_000_000, 100_000))  # a broker needs seconds to warm up
     words = ("CartPole-v1", "--algo", "ppo", "--actors", "2", "--steps", steps)
     with broker() as by:
         kafka = train(KAFKA, *words, "--runtime", "kafka", "--kafka", by.address, figures=with_hash)

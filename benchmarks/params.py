@@ -1,4 +1,4 @@
-"""The parameter server: combining updates beside memory bandwidth and NumPy, and pushing them over the network."""
+"""The parameter server: aggregation compared with memory bandwidth and NumPy, and pushes over the network."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def memory(effort: Effort) -> Part:
 
 
 def a3c(effort: Effort) -> Part:
-    """Workers that push gradients beside actors with one learner, each to the same score."""
+    """Workers that push gradients, and actors with one learner, trained to the same score."""
     asked = ("CartPole-v1", "--target-return", "475", "--steps", str(effort.of(3_000_000, 1_500_000)))
     cases = [
         train(A3C, *asked, "--algo", "a3c", "--actors", "4", figures=time_to_target),

@@ -1,4 +1,4 @@
-"""Pathfinding worlds of 40 × 40 cells: steps with observations and masks, new maps, and actors at work, beside DHC's own."""
+"""Pathfinding worlds of 40 × 40 cells: steps with observations and masks, new maps, and actors, compared with the original DHC."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from suite.peers import peer
 from suite.report import Part
 from suite.running import Effort, benchmark
 
-ACTING = {4: 327, 16: 100, 64: 31.5}  # 1.5 × what the original is known to do on two such cores
+ACTING = {4: 327, 16: 100, 64: 31.5}  # 1.5 × the known speed of the original on two such cores
 ASKED = {4: 400_000, 16: 100_000, 64: 15_000}
-TIMES_DHC = {4: 90, 16: 50, 64: 30}  # the same, whatever the machine
+TIMES_DHC = {4: 90, 16: 50, 64: 30}  # as a ratio, independent of the machine
 WORLDS = 64
 MAP_MS = 5.0
 ACTOR_STEPS = {4: 8_000, 16: 2_048, 64: 512}
 NETWORKS = {
     "full network": (128, 1.5),
     "small network": (32, 5.0),
-}  # channels, and how many times DHC's steps are asked
+}  # channels, and the target ratio to DHC's steps
 
 
 def steps(effort: Effort) -> Part:

@@ -1,4 +1,4 @@
-"""Pixels: PPO and DQN on ALE Pong, 84 × 84 × 4, beside Stable-Baselines3."""
+"""Pixels: PPO and DQN on ALE Pong, 84 × 84 × 4, compared with Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from suite.running import Effort, benchmark
 STEPPE = "Steppe"
 HERE, THERE = "Stable-Baselines3, environments in its process", "Stable-Baselines3, a process per environment"
 WAITING = ("wait", "blocked")
-NAMED = ("env", "policy", "sample", "learn")  # environment, network and gather; publishing and the rest are neither
+NAMED = ("env", "policy", "sample", "learn")  # environment, network and gather; not publishing and the rest
 PPO = ("segment_steps=128", "epochs=4", "minibatch_size=256", "hidden=[512]", "learning_rate=2.5e-4")
 PPO += ("clip=0.1", "entropy_coef=0.01", "anneal=true")
-# 8 updates of 32 for every 32 steps, as Stable-Baselines3 is asked for.
+# 8 updates of 32 for every 32 steps, the same as for Stable-Baselines3.
 DQN = ("segment_steps=4", "samples_per_insert=8", "batch_size=32", "buffer_size=10000", "learning_starts=1000")
 DQN += ("target_every=1000", "hidden=[512]", "learning_rate=1e-4", "double=false")
 

@@ -27,12 +27,12 @@ SB3_FAST = (256, 1024)
 
 
 def steppe(effort: Effort, *words: str, label: str = STEPPE, steps: int = 2_000_000) -> Case:
-    """A run of ours that lasts some seconds."""
+    """A run of Steppe that takes some seconds."""
     return train(label, "CartPole-v1", "--algo", "ppo", "--steps", str(effort.of(steps)), *words)
 
 
 def sb3(effort: Effort) -> list[Case]:
-    """Stable-Baselines3 as it comes, and with the minibatches that let it go fastest."""
+    """Stable-Baselines3 with its defaults, and with its fastest minibatch size."""
     return [
         peer(SB3, "sb3", "ppo-cartpole", steps=effort.of(49_152, 16_384), settings=["preset=default"]),
         peer(SB3_LARGE, "sb3", "ppo-cartpole", steps=effort.of(81_920, 16_384), settings=["preset=fast"]),
@@ -44,7 +44,7 @@ def sample_factory(effort: Effort) -> Case:
 
 
 def puffer_gym(effort: Effort) -> list[Case]:
-    """With two workers, which is its own default, and in one process: one pass over each rollout either way."""
+    """With two workers (its default) and in one process; both with one pass over each rollout."""
     steps = effort.of(100_000, 20_000)
     return [
         peer(PUFFER_GYM, "pufferlib", "ppo-cartpole", steps=steps, settings=["workers=2"]),
@@ -112,13 +112,13 @@ def stable_baselines3(effort: Effort) -> Part:
 
 
 def like_sb3(rollout: int, minibatch: int) -> tuple[str, ...]:
-    """What makes a run of ours the same as one of theirs."""
+    """Settings that make a run of Steppe equal to one of theirs."""
     pairs = (f"segment_steps={rollout}", "epochs=10", f"minibatch_size={minibatch}", "hidden=[64, 64]")
     return ("--envs", "8", *(word for pair in (*pairs, "learning_rate=3e-4") for word in ("-s", pair)))
 
 
 def like_claim(rows: Mapping[str, Row], ours: str, theirs: str, settings: str) -> Claim:
-    """At least three times as fast, if the settings are the same indeed."""
+    """Claim of at least three times the speed; void if the settings differ."""
     found = ratio(rows, ours, theirs) if same_settings(rows, ours, theirs) else None
     return Claim(f"PPO CartPole, {settings} on both sides / Stable-Baselines3", 3, found)
 

@@ -1,4 +1,4 @@
-"""The runtime `ray`: PPO on CartPole beside `processes` and RLlib, and 5 MB of weights to eight actors."""
+"""The runtime `ray`: PPO on CartPole compared with `processes` and RLlib, and 5 MB of weights to eight actors."""
 
 from __future__ import annotations
 

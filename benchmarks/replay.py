@@ -1,4 +1,4 @@
-"""Replay buffers: adding, drawing, updating, images, saving and loading, and the learner that waits for batches."""
+"""Replay buffers: adding, sampling, updating, images, saving, loading, and the learner's wait for batches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from suite.running import Effort, benchmark
 OURS, NUMPY, CPPRB = "Steppe", "NumPy columns", "cpprb"
 TIANSHOU, TORCHRL, RLLIB, SB3, REVERB = "Tianshou", "TorchRL", "RLlib", "Stable-Baselines3", "Reverb"
 MEMORY = {"grown_mib": "buffer, MiB", "rss_mib": "whole process, MiB"}
-STACK_MIB = 2 * 4 * 84 * 84 / 2**20  # of one transition whose stacks are stored as they are
+STACK_MIB = 2 * 4 * 84 * 84 / 2**20  # one transition with complete stacks
 
 
 def settings(effort: Effort, capacity: int) -> dict[str, Any]:
-    """How much is done: with --quick a tenth of the rows, and a moment for each figure."""
+    """Amount of work: with --quick a tenth of the rows and a short time per figure."""
     quick = {"capacity": capacity // 10, "seconds": 0.2, "fill_s": 2.0}
     return quick if effort.quick else {"capacity": capacity, "seconds": 2.0}
 
@@ -163,7 +163,7 @@ def saving(effort: Effort) -> Part:
 
 
 def _over(rows: Mapping[str, Row], key: str, other: str) -> float | None:
-    """One figure of ours over another one of NumPy's."""
+    """Ratio of one of our figures to one of NumPy's."""
     mine, theirs = further(rows, OURS, key), further(rows, NUMPY, other)
     return mine / theirs if mine is not None and theirs else None
 
@@ -190,7 +190,7 @@ def pool(effort: Effort) -> Part:
 
 
 def waiting_share(run: Finished) -> Figures:
-    """The learner's time from asking for a batch to having it, of all its time."""
+    """Share of the learner's time that it waits for batches."""
     phases = run.summary["time_shares"]["learner"]
     return {"value": 100 * phases["sample"], "remember": 100 * phases["remember"], "learn": 100 * phases["learn"]}
 

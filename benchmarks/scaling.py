@@ -1,4 +1,4 @@
-"""How the cost grows: with actors, environments per actor, the size of weights and of observations.
+"""Scaling: cost by number of actors, environments per actor, size of weights and of observations.
 
 Each part sweeps one quantity. The last one takes the constants that the others measured to a thousand actors, on paper.
 """
@@ -26,7 +26,7 @@ NO_EVALUATION = ("-s", "evaluation.every_steps=1000000000", "-s", "evaluation.ep
 
 
 def costs(run: Finished) -> Figures:
-    """Steps per second, and what the learner spends on a step and on a segment when it does not wait."""
+    """Steps per second, and the learner's time per step and per segment without waiting."""
     training = run.view.training
     assert training is not None
     busy = {phase: seconds for phase, seconds in training.phases.items() if phase != "wait"}
@@ -39,7 +39,7 @@ def costs(run: Finished) -> Figures:
 
 
 def sweep(effort: Effort, sizes: Sequence[int], case: Callable[[int], Case]) -> dict[int, Row]:
-    """Size → row."""
+    """Map size to row."""
     chosen = sizes if not effort.quick else sizes[:: max(1, len(sizes) - 1)][:2]
     cases = {size: case(size) for size in chosen}
     rows = effort.measure(list(cases.values()))
@@ -142,7 +142,7 @@ def observations(effort: Effort) -> Part:
 
 
 def paper(effort: Effort) -> Part:
-    """No run of its own: arithmetic on what the parts before it measured, of the same effort."""
+    """Calculated from the results of the other parts, without a run."""
     path = (REPORTS / "quick" if effort.quick else REPORTS) / "scaling.json"
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     notes = ["Measure the part `actors` first."]
@@ -159,7 +159,7 @@ def paper(effort: Effort) -> Part:
 
 
 def constants(parts: Mapping[str, Any]) -> dict[str, float]:
-    """What one actor, one step and one segment cost, from the sweep over actors: its first row, and its last."""
+    """Cost of one actor, one step and one segment, from the first and last row of the sweep over actors."""
     measured = [row for row in parts["actors"]["rows"] if not row["error"]]
     few, many = measured[0], measured[-1]
     further = many["settings"]["actors"] - few["settings"]["actors"]
@@ -177,7 +177,7 @@ def constants(parts: Mapping[str, Any]) -> dict[str, float]:
 
 
 def on_paper(known: Mapping[str, float], measured: Mapping[int, float | None]) -> list[str]:
-    """The constants, the formula, and its table with what was measured beside it."""
+    """The constants, the formula, and a table of predicted and measured values."""
     lines = [
         f"- a = {number(known['a'])} steps/s of one actor",
         f"- p = {number(known['p'])} µs of an actor's own work per step (policy and the rest, not the environment)",

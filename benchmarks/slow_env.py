@@ -1,4 +1,4 @@
-"""An environment that sleeps 10 ms in every step: how much of the ideal rate many actors reach."""
+"""An environment that sleeps 10 ms in every step: the share of the ideal speed that many actors reach."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ UNIT = "steps/s"
 
 
 def collection(run: Finished) -> Figures:
-    """Steps per second of collection. Async: each actor from its first step to its last, what it waited included, summed.
-    Sync: all actors from a round's first step to its last, the learner's turn left out. The first segment warms up."""
+    """Steps per second of collection. Async: sum over actors, each from its first to its last step, waiting included.
+    Sync: all actors from the first to the last step of a round, without the learner's time. The first segment is warm-up."""
     collected = [span for span in run.spans() if span.phase == "collect" and (span.sequence or 0) > 0]
     steps, lockstep = run.view.config.agent.segment_steps or 0, run.view.config.mode == "sync"
     groups = defaultdict(list)

@@ -38,7 +38,7 @@ def visible(effort: Effort) -> Part:
 
 
 def adoption(run: Finished) -> Figures:
-    """Of all (publication, actor) pairs, how many were adopted by the actor's first segment that began VISIBLE_MS later."""
+    """Share of (publication, actor) pairs that the actor adopted in its first segment that began VISIBLE_MS later."""
     spans = run.spans()
     published = [(span.end_s, span.version) for span in spans if span.phase == "publish"]
     by_actor: dict[str, list[tuple[float, int | None]]] = {}

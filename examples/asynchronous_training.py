@@ -1,4 +1,4 @@
-"""Asynchronous training (A3C): every worker acts and pushes gradients, and none waits for another.
+"""Asynchronous training (A3C): workers collect experience and push gradients without waiting for each other.
 
 python asynchronous_training.py [STEPS]
 """
@@ -12,14 +12,14 @@ from steppe.params.rounds import Rounds
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
 
 environment = DistributedEnvironment("CartPole-v1")
-replay_buffer = None  # a3c learns from fresh rollouts
+replay_buffer = None  # a3c is on-policy: no replay
 agent = DistributedAgent("a3c", learning_rate=0.003).bind(environment)
 
 param_server = ParameterServer(
     agent.get_policy_parameters(),
-    update_frequency=1,  # every gradient at once
+    update_frequency=1,  # apply every gradient when it arrives
     optimizer=Optimizer("adam", learning_rate=0.003, max_norm=0.5),
-    rounds=Rounds(damping=0.5, max_staleness=50),  # old ones count less, very old ones not at all
+    rounds=Rounds(damping=0.5, max_staleness=50),  # scale down stale gradients, refuse very stale ones
 )
 async_loop = AsyncMainLoop(environment, replay_buffer, agent, param_server, num_workers=8)
 summary = async_loop.run_async_training(total_steps=steps)

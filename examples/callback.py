@@ -1,4 +1,4 @@
-"""A callback sees the run about five times a second: it may add metrics of its own and end the run.
+"""A callback is called about five times a second with the state of the run. It can add metrics and stop the run.
 
 python callback.py [RETURN]
 """
@@ -7,16 +7,16 @@ import sys
 
 import steppe
 
-good_enough = float(sys.argv[1]) if len(sys.argv) > 1 else 150.0
+target_return = float(sys.argv[1]) if len(sys.argv) > 1 else 150.0
 
 
 def seconds_per_episode(view: steppe.RunView) -> dict[str, float]:
-    """Joins metrics.jsonl and TensorBoard as custom/seconds_per_episode."""
+    """Is written to metrics.jsonl and TensorBoard as custom/seconds_per_episode."""
     return {"seconds_per_episode": view.train_s / view.episodes} if view.episodes else {}
 
 
 def stop_early(view: steppe.RunView) -> bool:
-    return (view.train_return_mean or 0.0) >= good_enough
+    return (view.train_return_mean or 0.0) >= target_return
 
 
 callbacks = [seconds_per_episode, stop_early]

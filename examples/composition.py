@@ -1,4 +1,4 @@
-"""The same training composed of its parts: an environment, a replay buffer and an agent in a MainLoop.
+"""Training composed of its components: an environment, a replay buffer and an agent in a MainLoop.
 
 python composition.py [EPISODES]
 """
@@ -18,7 +18,7 @@ with environment:
     summary = main_loop.run_training(total_episodes=episodes, evaluation_frequency=100)
     print(f"{summary['updates']} updates in {summary['env_steps']} steps: {summary['eval_return_mean']:.1f}")
 
-    # The parts also work by hand: play, remember, learn.
+    # The components also work without the loop: collect, store, learn.
     experiences = environment.generate_experiences(agent, num_episodes=4)
     batch = replay_buffer.sample_batch(64)
     metrics = agent.learn_from_batch(batch)

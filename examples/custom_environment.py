@@ -1,4 +1,4 @@
-"""An environment of your own: any gymnasium.Env, given as the class or a function that makes it.
+"""Train in your own environment: any gymnasium.Env, given as a class or as a function that returns one.
 
 python custom_environment.py [STEPS]
 """
@@ -12,25 +12,25 @@ import steppe
 
 
 class Corridor(gym.Env):
-    """Walk to the right end of a corridor; every step costs a tenth."""
+    """Walk to the right end of a corridor; the reward of every step is -0.1."""
 
     observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, length: int = 6) -> None:
-        self.length, self.place = length, 0
+        self.length, self.position = length, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.place = int(self.np_random.integers(self.length))
-        return self._seen(), {}
+        self.position = int(self.np_random.integers(self.length))
+        return self._observation(), {}
 
     def step(self, action):
-        self.place = max(0, self.place + (1 if action else -1))
-        return self._seen(), -0.1, self.place >= self.length, False, {}
+        self.position = max(0, self.position + (1 if action else -1))
+        return self._observation(), -0.1, self.position >= self.length, False, {}
 
-    def _seen(self) -> np.ndarray:
-        return np.array([self.place / self.length], np.float32)
+    def _observation(self) -> np.ndarray:
+        return np.array([self.position / self.length], np.float32)
 
 
 if __name__ == "__main__":

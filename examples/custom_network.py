@@ -1,4 +1,4 @@
-"""A network of your own: a function from an EnvSpec to a torch module. Steppe adds the heads.
+"""Train your own network: a function that takes an EnvSpec and returns a torch module. Steppe adds the heads.
 
 python custom_network.py [STEPS]
 """
@@ -12,7 +12,7 @@ import steppe
 
 
 class Residual(nn.Module):
-    """Two layers whose result is added to what went in."""
+    """Residual block of two layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -12,13 +12,13 @@ from steppe.params.rounds import Rounds
 episodes = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
 
 environment = DistributedEnvironment("CartPole-v1", num_workers=2)
-replay_buffer = None  # a2c learns from fresh rollouts
+replay_buffer = None  # a2c is on-policy: no replay
 agent = DistributedAgent("a2c", learning_rate=0.003).bind(environment)
 initial_params = agent.get_policy_parameters()
 
 param_server = ParameterServer(
     initial_params,
-    aggregation_method="weighted",  # by the steps behind each gradient
+    aggregation_method="weighted",  # by the number of steps of each gradient
     rounds=Rounds(synchronous=True),
     optimizer=Optimizer("adam", learning_rate=0.003, max_norm=0.5),
 )
@@ -30,7 +30,7 @@ print(f"version {stats['version']} after {stats['accepted_pushes']} pushes: {sum
 for name, worker in stats["workers"].items():
     print(f"{name}: {worker['accepted']} accepted, {sum(worker['refused'].values())} refused")
 
-# Workers of an environment act with the server's newest parameters, whoever improves them.
+# The workers of the environment act with the server's newest parameters.
 with environment:
     steps = environment.generate_experiences(agent, num_episodes=2)
     version = environment.get_environment_stats()["policy_version"]

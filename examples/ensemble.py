@@ -1,4 +1,4 @@
-"""An ensemble: members learn from their own draws of what they saw, vote, and tell how far apart they are.
+"""Train an ensemble: members learn from their own samples, vote on actions, and report their disagreement.
 
 python ensemble.py [ROUNDS]
 """
@@ -17,11 +17,11 @@ learner.bind(environment)
 
 with environment:
     for number in range(rounds):
-        seen = {name: environment.generate_experiences(agent, 8) for name, agent in learner.agents.items()}
-        metrics = learner.train_agents(seen)
-        split = metrics["member-0"]["disagreement"]
-        returns = sum(len(steps) for steps in seen.values()) / 24
-        print(f"round {number}: {returns:.1f} steps an episode, members disagree on {split:.0%} of them")
+        experiences = {name: environment.generate_experiences(agent, 8) for name, agent in learner.agents.items()}
+        metrics = learner.train_agents(experiences)
+        disagreement = metrics["member-0"]["disagreement"]
+        mean_length = sum(len(steps) for steps in experiences.values()) / 24
+        print(f"round {number}: {mean_length:.1f} steps per episode, members disagree on {disagreement:.0%} of them")
     name, best = learner.get_best_agent()
     print(f"best member: {name}, {best.evaluate_policy(10)['return_mean']:.1f}")
-    print(f"all together choose {learner.ensemble_predict(np.zeros(4, np.float32))} in the middle")
+    print(f"the ensemble chooses {learner.ensemble_predict(np.zeros(4, np.float32))} in the center")

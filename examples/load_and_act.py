@@ -1,4 +1,4 @@
-"""Use what a run learned in a loop of your own: python load_and_act.py [RUN]   (without RUN it trains a little first)"""
+"""Use a trained policy in your own loop: python load_and_act.py [RUN]   (without RUN it trains a short run first)"""
 
 import sys
 
@@ -11,9 +11,9 @@ policy = steppe.load(run)
 
 env = gym.make("CartPole-v1")
 obs, _ = env.reset(seed=1)
-total, over = 0.0, False
-while not over:
+total, done = 0.0, False
+while not done:
     obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
-    total, over = total + float(reward), terminated or truncated
+    total, done = total + float(reward), terminated or truncated
 env.close()
 print(f"return {total:.0f} with weights {policy.weights.sha256()[:16]} for {policy.spec.id}")

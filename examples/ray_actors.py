@@ -1,4 +1,4 @@
-"""Learner, Actors and GlobalBuffer on Ray: only the learner changes weights; actors pull them and send whole episodes."""
+"""Learner, actors and a global buffer on Ray. Only the learner changes weights; actors fetch them and send whole episodes."""
 
 import gymnasium as gym
 import ray

@@ -1,4 +1,4 @@
-"""Processes find what a script defines, without `if __name__ == "__main__"`: they import it up to its first training call.
+"""A script without `if __name__ == "__main__"`: worker processes import it up to its first training call.
 
 python script_without_main_guard.py [STEPS]
 """
@@ -11,7 +11,7 @@ import steppe
 
 
 def make_env() -> gym.Env:
-    """CartPole that pays half as much."""
+    """CartPole with half the reward."""
     return gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: 0.5 * reward)
 
 

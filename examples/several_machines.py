@@ -1,6 +1,6 @@
-"""Several machines: each has actors and a learner of its own, and what they learn is brought together again and again.
+"""Train on several machines. Each has its own actors and learner; a parameter server combines their updates.
 
-python several_machines.py worker_1 [EPISODES]    # on the first machine, which also has the parameter server
+python several_machines.py worker_1 [EPISODES]    # on the first machine, which also runs the parameter server
 python several_machines.py worker_2 [EPISODES]    # on the second
 """
 
@@ -15,10 +15,10 @@ episodes = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
 config = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 environment = DistributedEnvironment("CartPole-v1", num_workers=1)
-replay_buffer = None  # ppo learns from fresh rollouts
+replay_buffer = None  # ppo is on-policy: no replay
 agent = DistributedAgent("ppo").bind(environment)
 
-param_server = None  # is another node's
+param_server = None  # runs on another node
 if node_id == config["nodes"][0]:
     param_server = FederatedParameterServer(agent.get_policy_parameters(), min_workers_for_update=config["quorum"])
 

@@ -1,4 +1,4 @@
-"""Train PPO on CartPole. Where it runs is one word: python train_cartpole.py [inline|processes] [STEPS]"""
+"""Train PPO on CartPole. One word selects the runtime: python train_cartpole.py [inline|processes] [STEPS]"""
 
 import sys
 
@@ -8,6 +8,6 @@ runtime = sys.argv[1] if len(sys.argv) > 1 else "processes"
 steps = int(sys.argv[2]) if len(sys.argv) > 2 else 200_000
 
 result = steppe.train("CartPole-v1", algo="ppo", actors=2, mode="sync", runtime=runtime, steps=steps, seed=1)
-print(f"{result.state} after {result.env_steps:,} steps, {result.steps_per_s:,.0f} a second")
+print(f"{result.state} after {result.env_steps:,} steps, {result.steps_per_s:,.0f} per second")
 print(f"mean return of {result.eval_episodes} episodes: {result.eval_return_mean:.1f}")
-print(f"weights {result.weights_sha256[:16]}, everything else in {result.path}")
+print(f"weights {result.weights_sha256[:16]}, run directory {result.path}")

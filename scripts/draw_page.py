@@ -1,4 +1,4 @@
-"""Draws the pictures of the page in docs/img: a real service, real runs, a real Chromium. Run by `make pictures`."""
+"""Takes the screenshots of the page in docs/img, with a real service, real runs and Chromium. Run by `make pictures`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _judged(api: Any, path: str) -> int:
 
 
 def _drawn(api: Any, path: str) -> int:
-    """Points of the curve of samples per insert."""
+    """Number of points of the samples-per-insert curve."""
     found = api.get(f"{path}/metrics", params={"series": "memory/samples_per_insert"}).json()["series"]
     return len(found[0]["points"])
 
@@ -124,7 +124,7 @@ def _list(page: Page, service: Served) -> Page:
 
 
 def _keep(page: Page, name: str) -> None:
-    """A palette is enough for flat colours, and makes files small."""
+    """Reduce to a palette, which makes the files small."""
     image = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(128, dither=Image.Dither.NONE)
     image.save(IMAGES / f"{name}.png", optimize=True)
 

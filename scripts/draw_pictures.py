@@ -1,4 +1,4 @@
-"""Draws the pictures in docs/img from real runs: timelines, the live view, a flame graph, a film. Run by `make pictures`."""
+"""Draws the pictures in docs/img from real runs: timelines, the live view, a flame graph, a video. Run by `make pictures`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def window(spans: list[Span]) -> list[Span]:
 
 
 def live_view(root: Path) -> None:
-    """Train for some seconds and draw what the live view showed last before the end."""
+    """Train for some seconds and draw the last live view before the end."""
     seen: list[str] = []
 
     def draw(view: RunView) -> None:
@@ -69,14 +69,14 @@ def live_view(root: Path) -> None:
 
 
 def flame(root: Path) -> None:
-    """Profile a few seconds of training, after a run that leaves everything compiled, and keep the learner's picture."""
+    """Profile a few seconds of training with compiled kernels, and copy the learner's flame graph."""
     for name, steps in (("warm", 20_000), ("profiled", 1_000_000)):
         result = steppe.train("CartPole-v1", steps=steps, run_dir=root / name, **{"flow.profile": True})
     shutil.copy(result.path / "profile" / "learner.svg", IMAGES / "flame-learner.svg")
 
 
 def pathfinding(seed: int = 55, num_agents: int = 16, size: int = 20) -> None:
-    """Film walkers who step nearer to their goals, one action in ten being random, until all are there."""
+    """Record the greedy policy, with one random action in ten, until all agents have reached their goals."""
     env = parallel_env(num_agents=num_agents, size=size, density=0.3, render_mode="rgb_array")
     observations, _ = env.reset(seed=seed)
     stream, frames = np.random.default_rng(seed), [env.render()]

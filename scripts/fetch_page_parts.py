@@ -27,7 +27,7 @@ TESTS = ROOT / "tests" / "control" / "http" / "page" / "vendor"
 
 @dataclass(frozen=True)
 class Part:
-    """One package, and where its wanted files go: name inside the package → name here."""
+    """One package and its files: name inside the package → name here."""
 
     package: str
     version: str
@@ -38,13 +38,13 @@ class Part:
 
 PARTS = (
     Part(
-        "htm",  # its standalone module has preact and its hooks inside
+        "htm",  # its standalone module contains preact and its hooks
         "3.1.1",
         "983Vyg8NwUE7JkZ6NmOqpCZ+sh1bKv2iYTlUkzlWmA5JD2acKoxd4KVxbMmxX/85mtfdnDmTFoNKcg5DGAvxNQ==",
         {"preact/standalone.module.js": "htm-preact.js", "LICENSE": "LICENSE-htm"},
     ),
     Part(
-        "preact",  # its licence has to come along
+        "preact",  # for its license
         "11.2.0",
         "/HfHI/7N84e6GrWBJ3J280z3mLaRJiDcSvj/A+y/4AbLnND/1UlGHe1sR6oYuTGwId0nP7dqDU9OnLxMPZ7xBg==",
         {"LICENSE": "LICENSE-preact"},
@@ -66,7 +66,7 @@ PARTS = (
 
 
 def fetch(part: Part) -> None:
-    """Put the files of one package in place, unless they are there."""
+    """Download the files of one package unless they exist."""
     stamp = part.folder / f".{part.package}"
     wanted = f"{part.version} {part.sha512}\n"
     if stamp.exists() and stamp.read_text() == wanted:
@@ -85,7 +85,7 @@ def fetch(part: Part) -> None:
 
 
 def _place(path: Path, content: bytes) -> None:
-    """Two of us may be at it at once: whoever comes last wins, and nobody sees half a file."""
+    """Write atomically: two processes may do this at the same time."""
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -106,7 +106,7 @@ def _download(part: Part) -> bytes:
 
 
 def _npm() -> list[str]:
-    """The machine's own npm, or the one that a Python package carries."""
+    """Return the installed npm, or the one of a Python package."""
     if found := shutil.which("npm"):
         return [found]
     uv = Path(sys.executable).with_name("uv")

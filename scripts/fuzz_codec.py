@@ -1,4 +1,4 @@
-"""Feeds the codec bytes that atheris makes up, guided by what they reach: `make fuzz`. Nothing but DamagedFile may come out.
+"""Coverage-guided fuzzing of the codec with atheris: `make fuzz`. Only DamagedFile may be raised.
 
 It begins with real messages. Those whose first byte is 1 get a right head and checksum, behind which mistakes would be.
 Arguments are libFuzzer's: -runs=N, -max_total_time=S.
@@ -29,7 +29,7 @@ HEAD = struct.Struct("<4sIQQI4x")
 
 
 def sealed(structure: bytes, raw: bytes) -> bytes:
-    """A message with a right head: the structure, and bytes for its arrays where they belong."""
+    """Return a message with a valid header, from a structure and the bytes of its arrays."""
     body = structure + bytes(-(HEAD.size + len(structure)) % 64 if raw else 0) + raw
     plain = HEAD.pack(b"STPK", codec.FORMAT, HEAD.size + len(body), len(structure), 0)
     checksum = zlib.crc32(body, zlib.crc32(plain))
@@ -45,7 +45,7 @@ def one(data: bytes) -> None:
 
 
 def beginnings() -> Iterator[bytes]:
-    """Real messages, as `one` takes them: with their own head, and for a fresh one."""
+    """Return valid messages as seeds for `one`: complete, and without their header."""
     segment = Segment.blank(SPEC)
     segment["truncated"][1, 0] = True
     segment.header = SegmentHeader("run", 1, 0, 3, 2)

@@ -22,14 +22,14 @@ DATA = ROOT / "build" / "coverage"
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- coverage: written by make coverage -->", "<!-- end of coverage -->"
 LOW = 80.0
-# The passes: name → environment and arguments of pytest.
+# Passes: name → environment and arguments of pytest.
 SIDE_BY_SIDE = ["--numprocesses", "4", "--dist", "worksteal"]
 PASSES = {
     "everything": ({}, ["-m", "", *SIDE_BY_SIDE]),
-    # Compiled code adds whole numbers without a word where NumPy warns of the overflow, which here would be an error.
+    # NumPy warns of integer overflows that compiled code ignores; a warning would be an error.
     "kernels": ({"NUMBA_DISABLE_JIT": "1"}, ["-m", "unit and not slow", "-W", "ignore::RuntimeWarning", *SIDE_BY_SIDE]),
 }
-# Modules whose lines run where no coverage is saved → where that is.
+# Modules whose lines run in processes that save no coverage → the reason.
 REASONS = {
     "control/backends/kubernetes.py": "runs in `make test-kube`, which is not measured",
     "control/backends/kube_client.py": "runs in `make test-kube`, which is not measured",
@@ -68,7 +68,7 @@ class Count:
 
 
 def main() -> int:
-    """Run the passes, combine them, write the table; the exit code says whether every test passed."""
+    """Run the passes, combine them and write the table; the exit code is 0 if every test passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passes", nargs="*", choices=PASSES, default=list(PASSES))
     parser.add_argument("--keep", action="store_true", help="add to what was measured before")
@@ -79,7 +79,7 @@ def main() -> int:
     DATA.mkdir(parents=True, exist_ok=True)
     codes = [run_pass(name, options.tests) for name in options.passes]
     coverage("combine", "--quiet", "--keep")
-    # Tests that install the package elsewhere have removed that copy again: only this tree's files count.
+    # Some tests install a copy of the package elsewhere and remove it: count only files of this tree.
     coverage("json", "--quiet", "--ignore-errors", "--include", "src/steppe/*", "-o", str(DATA / "report.json"))
     write_table(json.loads((DATA / "report.json").read_text())["files"])
     return max(codes, default=0)
@@ -100,7 +100,7 @@ def coverage(*words: str, check: bool = True, **environ: str) -> int:
 
 
 def write_table(files: dict[str, dict[str, dict[str, int]]]) -> None:
-    """Write lines and branches by package, and the modules below the mark, into the page."""
+    """Write lines and branches by package, and the modules below the threshold, into the page."""
     packages: dict[str, Count] = defaultdict(Count)
     low, total = [], Count()
     for path, found in sorted(files.items()):

@@ -1,4 +1,4 @@
-"""Records what runs with several numbers of actors waited for, which the autoscaling policy is tried on.
+"""Records the waiting times of runs with several numbers of actors, as test data for the autoscaling policy.
 
 python scripts/record_loads.py > tests/control/recorded_loads.json
 """
@@ -20,13 +20,13 @@ from steppe.records.view import RunView
 SECONDS = 10.0
 LOOK_S = 1.5
 SCENES: dict[str, dict[str, Any]] = {
-    # Many passes over each batch: one actor is more than the learner can take.
+    # Many epochs per batch: the learner is slower than one actor.
     "slow learner": {"env": "CartPole-v1", "segment_steps": 128, "envs": 8, "epochs": 40, "minibatch_size": 64},
 }
 
 
 def record(settings: dict[str, Any], actors: int, home: Path) -> dict[str, Any]:
-    """Train for a while; the loads of each look, and steps per second."""
+    """Train for a while; return the load of each observation, and steps per second."""
     stretches, loads, until = LoadWindows(), [], time.monotonic() + SECONDS
 
     def look(view: RunView) -> bool:

@@ -60,7 +60,7 @@ def main() -> int:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep `count` processes busy meanwhile."""
+    """Run `count` busy processes meanwhile."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

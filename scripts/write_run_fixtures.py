@@ -1,4 +1,4 @@
-"""Train one small run per algorithm and pack it into tests/fixtures/runs-VERSION: what later versions have to open and resume.
+"""Train one small run per algorithm and pack it into tests/fixtures/runs-VERSION. Later versions must open and resume these runs.
 
 Run it once per released format, by the version that made the format, and never again: `python scripts/write_run_fixtures.py`.
 """
@@ -27,9 +27,9 @@ PATHS = {
     "lesson_sizes": [],
     "environment.time_limit": 16,
 }
-# A greedy walk of a table that has learned little has no end.
+# Greedy episodes of a barely trained table never end.
 TABLE = ("CliffWalking-v1", {"evaluation.max_episode_steps": 200})
-# Algorithm → environment and settings; the others are tables.
+# Algorithm → environment and settings; the other algorithms are tabular.
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("CartPole-v1", NETWORK),
     "a2c": ("Pendulum-v1", NETWORK),
@@ -42,7 +42,7 @@ LEFT_OUT = {"tb", "lock", "recordings"}
 
 
 def main() -> None:
-    """Write the run of every algorithm, and what is known about each."""
+    """Write the run of every algorithm and its expected results."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     known = {}
     for name in ALGORITHMS:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def forget_machine(path: Path) -> None:
-    """Replace what describes the machine that trained the run."""
+    """Replace the description of the machine that trained the run."""
     text = json.loads(path.read_text())
     text["config"]["run_dir"] = f"runs/{path.parent.name}"
     text |= {"command": ["steppe", "train"], "cwd": "/home/user", "hardware": {}, "git": None}
@@ -76,7 +76,7 @@ def remove(path: Path) -> None:
 
 
 def nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return the member without its owner."""
+    """Return the archive member without its owner."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

@@ -1,1 +1,1 @@
-"""The benchmark suite: runs each benchmark of this directory's parent beside its peers, and reports what was measured."""
+"""The benchmark suite: runs the benchmarks of the parent directory and of other libraries, and writes reports."""

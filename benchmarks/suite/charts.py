@@ -1,4 +1,4 @@
-"""Draws measured figures as SVG: bars with their spread, and lines over a growing quantity."""
+"""Draws measurements as SVG: bars with their spread, and line charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLOT_LEFT, _PLOT_RIGHT, _PLOT_HEIGHT = 80, 190, 260
 
 
 def bars(title: str, rows: Sequence[dict[str, Any]], unit: str) -> str:
-    """One bar per row that has a figure, as long as its median, with a line from its lowest to its highest run."""
+    """Draw one bar per row with a figure: its median, with a line from the lowest to the highest run."""
     shown = [row for row in rows if row["median"] is not None]
     longest = max((row["high"] if row["high"] is not None else row["median"] for row in shown), default=1.0) or 1.0
     scale = (_WIDTH - _LEFT - 150) / longest
@@ -81,7 +81,7 @@ class _Axis:
 
 
 def _grid(across: _Axis, sizes: Sequence[float], up: _Axis, bottom: float) -> list[str]:
-    """A line at every size that was measured, and at round values."""
+    """Draw grid lines at every measured size and at round values."""
     found = []
     for tick in sizes:
         x = across(tick)
@@ -113,7 +113,7 @@ def _series(series: dict[str, Any], colour: str, across: _Axis, up: _Axis) -> li
 
 
 def _series_names(series: Sequence[dict[str, Any]], up: _Axis) -> list[str]:
-    """Each name at the end of its line, moved down where two would overlap."""
+    """Place each label at the end of its line, moved down where two would overlap."""
     ends = sorted((up(one["points"][-1][1]), place) for place, one in enumerate(series) if one["points"])
     found, lowest = [], -math.inf
     for y, place in ends:
@@ -126,7 +126,7 @@ def _series_names(series: Sequence[dict[str, Any]], up: _Axis) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """About three figures, thousands separated; a dash for nothing."""
+    """Format with about three significant digits and thousands separators; None is a dash."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:

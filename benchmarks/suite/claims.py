@@ -1,4 +1,4 @@
-"""What was asked beside what was measured, with a plain yes or no."""
+"""Targets and measured values, and whether each target is met."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.measuring import Row, finite
 
 @dataclass(frozen=True)
 class Claim:
-    """A threshold and the figure that it is held against; None where the figure could not be measured."""
+    """A target and the measured value; None if it could not be measured."""
 
     what: str
     asked: float
@@ -39,24 +39,24 @@ class Claim:
 
 
 def ratio(rows: Mapping[str, Row], ours: str, *theirs: str) -> float | None:
-    """Our median over the largest of theirs; None when any of them is missing."""
+    """Ratio of our median to the largest of theirs; None if one is missing."""
     return _over(rows, ours, theirs, max)
 
 
 def ratio_to_smallest(rows: Mapping[str, Row], ours: str, *theirs: str) -> float | None:
-    """Our median over the smallest of theirs, for figures of which less is better."""
+    """Ratio of our median to the smallest of theirs, for figures where less is better."""
     return _over(rows, ours, theirs, min)
 
 
 def further(rows: Mapping[str, Row], label: str, key: str) -> float | None:
-    """The median of a further figure of a row; None when it is missing."""
+    """Median of an additional figure of a row; None if it is missing."""
     found = [run.reading.extra.get(key) for run in rows[label].runs]
     values = [float(value) for value in found if value is not None]
     return statistics.median(values) if values and not rows[label].error else None
 
 
 def further_ratio(rows: Mapping[str, Row], key: str, ours: str, theirs: str) -> float | None:
-    """Our median of a further figure over theirs."""
+    """Ratio of our median to theirs for an additional figure."""
     mine, other = further(rows, ours, key), further(rows, theirs, key)
     return mine / other if mine is not None and other else None
 
@@ -64,7 +64,7 @@ def further_ratio(rows: Mapping[str, Row], key: str, ours: str, theirs: str) -> 
 def same_settings(
     rows: Mapping[str, Row], ours: str, theirs: str, keys: Sequence[str] = ("envs", "rollout", "epochs", "minibatch")
 ) -> bool:
-    """Whether both sides printed the same of these settings: a claim about equal settings is void otherwise."""
+    """Whether both sides printed the same values of these settings; otherwise a claim about equal settings is void."""
     typical = [rows[label].typical for label in (ours, theirs)]
     used = [tuple(run.reading.settings.get(key) for key in keys) for run in typical if run is not None]
     return len(used) == 2 and used[0] == used[1]

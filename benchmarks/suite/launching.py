@@ -1,4 +1,4 @@
-"""Runs one command and accounts for it: `launching.py ACCOUNT TIMEOUT_S SAMPLE_S COMMAND…`, standard library only.
+"""Runs one command and measures its resources: `launching.py ACCOUNT TIMEOUT_S SAMPLE_S COMMAND…`, standard library only.
 
 Everything the command starts, however deep, becomes a child of this process when its own parent ends (a "subreaper"), so
 the CPU time of the whole family is known at its end, and what the family leaves running is ended too. A parent that lets the
@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 0.25  # between looks at the family's CPU time
-GRACE_S = 3.0  # for what is still ending when the command itself has ended
+LOOK_S = 0.25  # between two polls of the process tree's CPU time
+GRACE_S = 3.0  # for child processes that are still ending after the command
 TIMED_OUT = 124
 
 
@@ -46,7 +46,7 @@ def main(account: str, timeout_s: str, sample_s: str, *command: str) -> int:
         "code": code,
         "began_s": began_s,  # on the machine's monotonic clock
         "wall_s": wall_s,
-        "elapsed_s": elapsed_s,  # with what the family took to end
+        "elapsed_s": elapsed_s,  # including the time until all child processes ended
         "cpu_s": own_s,
         "others_cores": others_s / elapsed_s,
         "peak_mib": None if memory.peak is None else memory.peak / 2**20,
@@ -57,7 +57,7 @@ def main(account: str, timeout_s: str, sample_s: str, *command: str) -> int:
 
 
 def wait(child: subprocess.Popen[bytes], timeout_s: float) -> int:
-    """The command's exit code; it is ended when it takes too long."""
+    """Return the command's exit code; end the command after the timeout."""
     try:
         return child.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -67,7 +67,7 @@ def wait(child: subprocess.Popen[bytes], timeout_s: float) -> int:
 
 
 def end_family() -> int:
-    """Wait for what is ending, then kill what is not; returns how many had to be killed."""
+    """Wait for child processes to end, then kill the rest; return the number of killed processes."""
     deadline, killed = time.monotonic() + GRACE_S, set()
     while True:
         try:
@@ -84,7 +84,7 @@ def end_family() -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children and theirs, nearest first."""
+    """Return all descendants, nearest first."""
     found, waiting = [], [pid]
     while waiting:
         for path in Path(f"/proc/{waiting.pop(0)}/task").glob("*/children"):
@@ -98,7 +98,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def all_cores_busy_s() -> float:
-    """Seconds that the cores have spent on anything since boot: neither idle nor waiting for a disk; stolen time counts."""
+    """CPU seconds of all cores since boot, without idle and I/O wait, with stolen time."""
     with open("/proc/stat") as file:
         user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
@@ -111,7 +111,7 @@ def family_cpu_s() -> float:
 
 
 class Looking:
-    """Looks at the family every `every_s`, in a thread; 0 for never."""
+    """Polls the memory of the process tree every `every_s` in a thread; 0 disables it."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -136,7 +136,7 @@ class Looking:
 
 
 class Memory(Looking):
-    """The family's peak. Shared pages are counted once (proportional set size)."""
+    """Peak memory of the process tree. Shared pages are counted once (proportional set size)."""
 
     peak: int | None = None
 
@@ -149,7 +149,7 @@ class Processors(Looking):
 
     def __init__(self, every_s: float) -> None:
         super().__init__(every_s)
-        self._seen: dict[tuple[int, str], float] = {}  # by number and beginning: numbers come again
+        self._seen: dict[tuple[int, str], float] = {}  # by pid and start time: pids are reused
 
     @property
     def seen_s(self) -> float:
@@ -165,7 +165,7 @@ class Processors(Looking):
 
 
 def proportional_bytes(pid: int) -> int:
-    """A process's own pages and its share of those it has in common with others; 0 when it has ended."""
+    """Proportional set size of a process; 0 if it has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine, versions and commit of a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def machine() -> dict[str, Any]:
-    """The hardware, our own versions, and the commit that was measured ("+" for one with changes on top)."""
+    """The hardware, our own versions, and the commit that was measured ("+" if the tree has uncommitted changes)."""
     found = git(ROOT)
     commit = found["commit"] + ("+" if found["dirty"] else "") if found else None
     return {**hardware(), "versions": versions(), "commit": commit}

@@ -1,4 +1,4 @@
-"""Measures cases beside each other: all of them in turn, round after round, each run in a process family of its own.
+"""Measures cases alternately: all cases in every round, each run in its own process tree.
 
 A run during which others took more than QUIET_CORES of a core is repeated; when that does not help it is marked.
 """
@@ -23,12 +23,12 @@ LAUNCHER = Path(__file__).with_name("launching.py")
 
 
 class RunError(Exception):
-    """A run that brought no figure; the message is one line that says why."""
+    """Raised for a run without a figure; the message is one line with the reason."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended well: what it printed, the directory it ran in, and its account (see launching.py)."""
+    """A successful command: its output, its directory and its measured resources (see launching.py)."""
 
     stdout: str
     directory: Path
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one run is worth: the figure, and what is printed beside it."""
+    """Result of one run: the figure, and the values printed with it."""
 
     value: float
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -59,21 +59,23 @@ class Reading:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure: how its command looks in a round, and how its figure is read."""
+    """One case to measure: its command in a round, and how to read its figure."""
 
     label: str
     command: Callable[[int], Sequence[str]]
     read: Callable[[Done], Reading]
     timeout_s: float = 600.0
-    sample_s: float = 0.0  # how often the family's memory is looked at; 0 for never
-    python_paths: tuple[Path, ...] = ()  # where the command finds modules before all installed ones
-    codes: tuple[int, ...] = (0,)  # exit codes with which it may still have printed something to read
-    aside_s: Callable[[], float] = lambda: 0.0  # CPU seconds so far of a server that works for it, outside the family
+    sample_s: float = 0.0  # interval of memory samples of the process tree; 0 disables them
+    python_paths: tuple[Path, ...] = ()  # prepended to the command's module path
+    codes: tuple[int, ...] = (0,)  # exit codes with valid output
+    aside_s: Callable[[], float] = lambda: (
+        0.0
+    )  # CPU seconds so far of a server outside the process tree that works for it
 
 
 @dataclass
 class Run:
-    """One kept run of a case."""
+    """One recorded run of a case."""
 
     round: int
     reading: Reading
@@ -85,7 +87,7 @@ class Run:
 
     @property
     def marked(self) -> bool:
-        """Whether others disturbed it."""
+        """Whether other processes disturbed it."""
         return self.others_cores > QUIET_CORES
 
 
@@ -103,12 +105,12 @@ class Row:
 
     @property
     def median(self) -> float | None:
-        """The middle value; infinite values (never reached) count as such."""
+        """Median; infinite values (never reached) are included."""
         return statistics.median(self.values) if self.runs and not self.error else None
 
     @property
     def typical(self) -> Run | None:
-        """The run whose figure is nearest to the median: the one that is shown in detail."""
+        """The run whose figure is nearest to the median; the report shows its details."""
         middle = self.median
         if middle is None:
             return None
@@ -147,13 +149,13 @@ class Row:
 def measure(
     cases: Sequence[Case], rounds: int, *, warm_ups: int = 0, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Row]:
-    """Every case once per round, in the same order, by label. Warm-up rounds come first and are not kept."""
+    """Run every case once per round, in the same order. Warm-up rounds come first and are not recorded."""
     rows = {case.label: Row(case.label) for case in cases}
     for number in range(-warm_ups, rounds):
         for case in cases:
             row = rows[case.label]
             if row.error:
-                continue  # what failed once is not tried again
+                continue  # do not retry a case that failed
             try:
                 run = run_quietly(case, max(0, number)) if number >= 0 else run_once(case, 0)
             except RunError as error:
@@ -168,7 +170,7 @@ def measure(
 
 
 def run_quietly(case: Case, number: int, attempts: int = ATTEMPTS) -> Run:
-    """Run a case, again when others disturbed it; of disturbed runs only, the least disturbed is kept."""
+    """Run a case; repeat it if other processes disturbed it. If all runs were disturbed, keep the least disturbed."""
     tried: list[Run] = []
     while len(tried) < attempts:
         tried.append(run_once(case, number))
@@ -200,7 +202,7 @@ def launch(
     python_paths: Sequence[Path] = (),
     codes: Sequence[int] = (0,),
 ) -> Done:
-    """Run a command to its end under the launcher, in `directory`; raises RunError with its last words if it fails."""
+    """Run a command to its end under the launcher, in `directory`; raises RunError with its last output lines if it fails."""
     account, log = directory / "account.json", directory / "stderr.log"
     words = [sys.executable, "-I", "-S", str(LAUNCHER), str(account), str(timeout_s), str(sample_s), *command]
     variables = environment(directory) | (
@@ -218,13 +220,13 @@ def launch(
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """The same for every side: one thread each, nothing of the caller's Steppe or Python settings, runs in `directory`."""
+    """Environment variables for every side: one thread, without the caller's Steppe and Python settings, runs in `directory`."""
     kept = {key: text for key, text in os.environ.items() if not key.startswith(("STEPPE_", "PYTHON"))}
     return {**kept, "OMP_NUM_THREADS": "1", "STEPPE_RUNS": str(directory / "runs")}
 
 
 def last_line(text: str) -> str:
-    """The last words that say something, shortened."""
+    """Return the last meaningful line of the output, shortened."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"
 

@@ -1,4 +1,4 @@
-"""Our side of a benchmark: real runs of `steppe train`, or of a small script in benchmarks/workloads."""
+"""Steppe's side of a benchmark: runs of `steppe train`, or of a small script in benchmarks/workloads."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run of ours: its summary, its directory with everything it wrote, and the process's account."""
+    """A finished run of Steppe: its summary, its directory and its measured resources."""
 
     summary: Mapping[str, Any]
     view: RunView
     account: Mapping[str, Any]
 
     def spans(self) -> list[Span]:
-        """Who did what when, as far as `flow.trace_spans` reached; seconds on the machine's monotonic clock."""
+        """Recorded spans (up to `flow.trace_spans`), in seconds of the machine's monotonic clock."""
         return read_spans(self.view.directory.store)
 
 
@@ -43,7 +43,7 @@ def steps_per_s(run: Finished) -> Figures:
 
 
 def learning_steps_per_s(run: Finished) -> Figures:
-    """The same from the first report after learning began: steps that only fill a memory cost little and do not count."""
+    """The same from the first report after learning began: steps that only fill the replay memory are cheap and not counted."""
     reports = [report for _, report in run.view.directory.store.read(TRAINING) if report["updates"] > 0]
     if len(reports) < 2 or reports[-1]["train_s"] <= reports[0]["train_s"]:
         raise RunError("the run was too short to see how fast it learns")
@@ -53,7 +53,7 @@ def learning_steps_per_s(run: Finished) -> Figures:
 
 
 def time_to_target(run: Finished) -> Figures:
-    """The run's clock when the weights were published that an evaluation then found good enough."""
+    """Training time at which the weights were published that first reached the target in an evaluation."""
     reached = run.summary["time_to_target_s"]
     return {"value": float("inf") if reached is None else reached, "reached": reached is not None}
 
@@ -103,7 +103,7 @@ def workload(label: str, name: str, *words: str, sample_s: float = 0.0) -> Case:
 
 
 def settings(view: RunView) -> dict[str, Any]:
-    """What is printed beside a figure of ours, from the configuration as it was fitted to the world."""
+    """Settings printed with a figure of Steppe, from the resolved configuration."""
     config, agent = view.config, view.config.agent.model_dump()
     judged = config.evaluation
     found = {
@@ -124,7 +124,7 @@ def settings(view: RunView) -> dict[str, Any]:
 
 
 def network(view: RunView) -> str:
-    """The network in words, from the configuration and the shapes of the weights that the run left behind."""
+    """Describe the network, from the configuration and the shapes of the run's weights."""
     agent = view.config.agent.model_dump()
     with safe_open(view.directory.path / "weights.safetensors", "np") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
@@ -136,7 +136,7 @@ def network(view: RunView) -> str:
 
 
 def shares(run: Finished) -> dict[str, dict[str, float]]:
-    """Role → phase → share of its time; the manager's is what its evaluations took of the training time."""
+    """Role → phase → share of its time; for the manager, the share of training time used for evaluations."""
     found = {role: dict(phases) for role, phases in (run.summary["time_shares"] or {}).items()}
     if run.view.training and run.summary["train_s"] > 0:
         during = [

@@ -1,5 +1,5 @@
 """docs/performance.md: the text between `<!-- measured NAME -->` and `<!-- end -->` is written from the reports' JSON, the
-rest by hand. `<!-- measured all -->` is the table of everything that was asked."""
+rest by hand. `<!-- measured all -->` is the table of all targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARKED = re.compile(r"(<!-- measured (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def refresh(page: Path = PAGE, reports: Path = REPORTS) -> None:
-    """Write every marked section anew from what is in the reports now."""
+    """Rewrite every marked section from the current reports."""
     known = {path.stem: json.loads(path.read_text()) for path in sorted(reports.glob("*.json"))}
 
     def section(match: re.Match[str]) -> str:
@@ -37,7 +37,7 @@ def everything(known: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def one(name: str, report: Mapping[str, Any] | None) -> str:
-    """A benchmark's parts: figures, pictures, and the way to the whole report."""
+    """A benchmark's parts: figures, charts, and the link to its report."""
     if report is None:
         return f"Not measured yet: `make bench-{name}`."
     text: list[str] = []

@@ -1,4 +1,4 @@
-"""Peers in environments of their own: `benchmarks/peers/NAME.lock` says what is installed, `NAME.py` what is run."""
+"""Other libraries (peers) in virtual environments: `benchmarks/peers/NAME.lock` has the packages, `NAME.py` the script."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def reader(value: str) -> Callable[[Done], Reading]:
 
 
 def python(name: str, peers: Path = PEERS, venvs: Path = VENVS) -> Path:
-    """The peer's interpreter, in an environment that holds exactly its lock file."""
+    """Return the peer's interpreter, in a virtual environment with exactly the packages of its lock file."""
     lock, home = peers / f"{name}.lock", venvs / name
     if not lock.is_file() or not (peers / f"{name}.py").is_file():
         raise RunError(f"there is no {name}.lock and {name}.py in {peers.name}/")

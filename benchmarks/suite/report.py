@@ -1,4 +1,4 @@
-"""Writes what a benchmark measured: NAME.json with every figure, and NAME.md and the pictures drawn from it alone."""
+"""Writes the report of a benchmark: NAME.json with every figure, and NAME.md and charts made from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Part:
     claims: Sequence[Claim] = ()
     columns: Mapping[str, str] = field(default_factory=dict)  # key in `extra` → heading
     plots: Sequence[Mapping[str, Any]] = ()  # lines instead of bars, see charts.lines
-    notes: Sequence[str] = ()  # Markdown of its own, after the tables
+    notes: Sequence[str] = ()  # additional Markdown after the tables
 
     def record(self, rounds: int) -> dict[str, Any]:
         return {
@@ -50,7 +50,7 @@ class Part:
 def keep(
     directory: Path, name: str, about: str, key: str, part: dict[str, Any], order: Iterable[str]
 ) -> dict[str, Any]:
-    """Put one part into a benchmark's report, leaving its other parts as they were, and draw everything again."""
+    """Replace one part of a benchmark's report and write all files again."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
     before = json.loads(path.read_text())["parts"] if path.exists() else {}
@@ -71,7 +71,7 @@ def pictures(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def part_pictures(report: Mapping[str, Any], key: str, part: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Bars of its rows, or the plots it asked for."""
+    """Bars of its rows, or its own plots."""
     name = f"{report['name']}-{key}"
     if not part["rows"]:
         return []
@@ -86,7 +86,7 @@ def part_pictures(report: Mapping[str, Any], key: str, part: Mapping[str, Any]) 
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The whole report for people."""
+    """Format the report as Markdown."""
     text = [f"# {report['about']}", "", f"Written by `steppe bench {report['name']}`; every figure is in "
             f"[{report['name']}.json]({report['name']}.json)."]  # fmt: skip
     for key, part in report["parts"].items():
@@ -95,7 +95,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def part_lines(report: Mapping[str, Any], key: str, part: Mapping[str, Any]) -> list[str]:
-    """One part: what was asked, the figures, where the time went, and under which conditions."""
+    """Format one part: targets, figures, time shares and conditions."""
     lines_of = [f"## {part['title']}", "", part["about"], ""]
     if part["claims"]:
         lines_of += [*claim_table(part["claims"]), ""]
@@ -144,25 +144,25 @@ def row_table(part: Mapping[str, Any]) -> list[str]:
 
 
 def figure(row: Mapping[str, Any], key: str) -> str:
-    """A further figure of a row: the median where it is a number, otherwise each text that there was."""
+    """An additional figure of a row: the median of numbers, or all distinct texts."""
     words = dict.fromkeys(value for value in found(row, key) if isinstance(value, str))
     return ", ".join(words) if words else number(middle(row, key))
 
 
 def middle(row: Mapping[str, Any], key: str) -> float | None:
-    """The median over a row's runs of a further figure."""
+    """Median of an additional figure over a row's runs."""
     values = found(row, key)
     return finite(statistics.median(values)) if values else None
 
 
 def found(row: Mapping[str, Any], key: str) -> list[Any]:
-    """What a row's runs have of a further figure: one of their own, or of the account that was kept of them."""
+    """Values of an additional figure of a row's runs, from their output or their measured resources."""
     values = [run["extra"].get(key, run.get(key)) for run in row["runs"]]
     return [value for value in values if value is not None]
 
 
 def runs(row: Mapping[str, Any]) -> str:
-    """How many there were, and how many of them were disturbed or done again."""
+    """Number of runs, and how many of them were disturbed or repeated."""
     marked = sum(run["marked"] for run in row["runs"])
     again = sum(run["attempts"] - 1 for run in row["runs"])
     words = [f"{marked} disturbed"] * bool(marked) + [f"{again} repeated"] * bool(again)
@@ -170,18 +170,18 @@ def runs(row: Mapping[str, Any]) -> str:
 
 
 def others(row: Mapping[str, Any]) -> str:
-    """The most that others took of the cores during any kept run."""
+    """Maximum CPU use of other processes during a recorded run."""
     return f"{max((run['others_cores'] for run in row['runs']), default=0.0):.2f}"
 
 
 def settings(found: Mapping[str, Any]) -> str:
-    """The ones that matter first, in one order for every row; those that do not apply are left out."""
+    """Order settings by importance, the same for every row; omit those that do not apply."""
     keys = [key for key in FIRST_SETTINGS if key in found] + [key for key in found if key not in FIRST_SETTINGS]
     return cell(", ".join(f"{key.replace('_', ' ')} {found[key]}" for key in keys if found[key] is not None))
 
 
 def share_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the time of each of our rows went, per role and phase, in its typical run."""
+    """Time shares of each of our rows, per role and phase, in its typical run."""
     timed = [row for row in rows if row["shares"]]
     if not timed:
         return []
@@ -194,7 +194,7 @@ def share_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def conditions(part: Mapping[str, Any]) -> list[str]:
-    """Machine, versions and how it was measured."""
+    """Machine, versions and method."""
     found = part["machine"]
     memory = f"{found['memory_bytes'] / 2**30:.0f} GiB" if found["memory_bytes"] else "?"
     commit = found["commit"] or "unknown commit"
@@ -206,7 +206,7 @@ def conditions(part: Mapping[str, Any]) -> list[str]:
 
 
 def versions(sides: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Each set of versions once, with who ran on it."""
+    """Each set of versions once, with the rows that used it."""
     by_words: dict[str, list[str]] = {}
     for label, found in sides.items():
         words = " ".join(f"{name} {version}" for name, version in found.items() if version)
@@ -215,5 +215,5 @@ def versions(sides: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Text that does not break a table."""
+    """Escape text for a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")

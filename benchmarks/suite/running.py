@@ -21,17 +21,17 @@ ROUNDS, QUICK_ROUNDS, QUICK_SHARE = 3, 1, 20
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a measurement may cost. Figures of a quick one try the benchmark out, and are kept apart."""
+    """Effort of a measurement. Figures of a quick one are written to a separate directory."""
 
     quick: bool = False
     rounds: int = ROUNDS
 
     def of(self, full: int, quick: int | None = None) -> int:
-        """A number of steps or the like: all of it, or what is enough for a try."""
+        """Return the full number (of steps, for example), or the smaller one of a quick measurement."""
         return full if not self.quick else quick if quick is not None else max(1, full // QUICK_SHARE)
 
     def measure(self, cases: Sequence[Case], *, rounds: int | None = None, warm_ups: int = 0) -> dict[str, Row]:
-        """All cases in turn, round after round."""
+        """Measure all cases alternately."""
         return measure(cases, rounds or self.rounds, warm_ups=warm_ups, say=_say)
 
 
@@ -72,7 +72,7 @@ def _parse(name: str, about: str, parts: list[str], words: Sequence[str] | None)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End as on an error, so that every broker and process that a part started is stopped on the way out."""
+    """Raise on SIGTERM, so that every broker and process of a part is stopped."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
