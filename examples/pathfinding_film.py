@@ -57,6 +57,4 @@ seed, video = next(((s, f) for s in range(FIRST_SEED, FIRST_SEED + TRIES) if (f 
 if not video:
     sys.exit(f"none of {TRIES} maps was solved: use fewer agents")
 save_gif(Path(file), video + video[-1:] * 8, fps=8)
-print(
-    f"{file}: {agents} agents arrive in {len(video) - 1} steps, map {seed}, {Path(file).stat().st_size / 1000:.0f} kB"
-)
+print(f"{file}: {agents} agents arrive in {len(video) - 1} steps, map {seed}, {Path(file).stat().st_size} bytes")
