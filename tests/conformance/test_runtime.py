@@ -2,7 +2,7 @@
 
 import pytest
 
-from steppe.runtimes import inline
+from steppe.runtimes.inline import launch as inline
 from steppe.runtimes.processes import supervisor as processes
 from steppe.testing.runtime import RuntimeConformance
 

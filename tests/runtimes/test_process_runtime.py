@@ -20,7 +20,7 @@ from steppe.envs import probe
 from steppe.envs.toy.builtin import CountingEnv
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import POLICY
-from steppe.runtimes import inline
+from steppe.runtimes.inline import launch as inline
 from steppe.runtimes.plan import make_plan
 from steppe.runtimes.processes import supervisor as processes
 from steppe.training.train import run_experiment

@@ -17,7 +17,7 @@ from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.envs.factory import probe
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes import inline
+from steppe.runtimes.inline import launch as inline
 from steppe.runtimes.plan import make_plan
 from steppe.training.resume import with_set_hyperparameters
 from steppe.training.train import run_experiment

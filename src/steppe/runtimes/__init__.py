@@ -11,7 +11,7 @@ from steppe.core.config import references
 from steppe.core.config.run import RUNTIMES
 
 _HOMES = {
-    "inline": "inline",
+    "inline": "inline.launch",
     "kafka": "kafka.launch",
     "mpi": "mpi.launch",
     "processes": "processes.supervisor",

@@ -44,7 +44,7 @@ def launch(
     if agent.built and plan.resume is None:
         save_start(agent, directory, server)
     if plan.config.runtime == "inline":
-        from steppe.runtimes import inline
+        from steppe.runtimes.inline import launch as inline
 
         return inline.launch(
             plan, directory, replace(_supplied_components(plan, directory, agent, pool, server), node=node)

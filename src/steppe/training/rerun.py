@@ -206,8 +206,8 @@ def _repeat_run(
     interrupts: StopSignalHandler,
     observers: Sequence[Observer],
 ) -> tuple[Outcome, RunView]:
-    from steppe.runtimes import inline
     from steppe.runtimes.builder import SuppliedComponents
+    from steppe.runtimes.inline import launch as inline
 
     outcome, view = Outcome("FAILED", "error"), RunView(directory)
     changes = list(recorded.changes)

@@ -19,7 +19,8 @@ from steppe.envs.snapshot.reader import SnapshotReader
 from steppe.envs.snapshot.writer import SnapshotWriter
 from steppe.envs.tictactoe.env import TicTacToeEnv
 from steppe.envs.toy.builtin import CountingEnv
-from steppe.runtimes import find_launcher, inline
+from steppe.runtimes import find_launcher
+from steppe.runtimes.inline import launch as inline
 from steppe.runtimes.processes import supervisor
 
 pytestmark = pytest.mark.unit

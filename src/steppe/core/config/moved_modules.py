@@ -89,6 +89,7 @@ MOVED = {
     "steppe.envs.tictactoe": "steppe.envs.tictactoe.env",
     "steppe.envs.tictactoe_aec": "steppe.envs.tictactoe.aec",
     "steppe.envs.tictactoe_vector": "steppe.envs.tictactoe.vector",
+    "steppe.runtimes.inline": "steppe.runtimes.inline.launch",
     "steppe.runtimes.kafka": "steppe.runtimes.kafka.launch",
     "steppe.runtimes.mpi": "steppe.runtimes.mpi.launch",
     "steppe.runtimes.processes": "steppe.runtimes.processes.supervisor",

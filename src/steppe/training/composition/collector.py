@@ -120,7 +120,7 @@ def _make_actor_plan(config: RunConfig, spec: EnvSpec, runtime: str | None) -> P
 
 def _launch(plan: Plan, directory: RunDirectory) -> CollectorHandle:
     if plan.config.runtime == "inline":
-        from steppe.runtimes import inline
+        from steppe.runtimes.inline import launch as inline
 
         return inline.launch(plan, directory)
     from steppe.runtimes.processes import supervisor as processes

@@ -1,0 +1,1 @@
+"""The `inline` runtime: all roles in the caller's process."""
