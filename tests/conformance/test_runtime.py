@@ -3,7 +3,7 @@
 import pytest
 
 from steppe.runtimes.inline import launch as inline
-from steppe.runtimes.processes import supervisor as processes
+from steppe.runtimes.processes import launch as processes
 from steppe.testing.runtime import RuntimeConformance
 
 pytestmark = pytest.mark.integration

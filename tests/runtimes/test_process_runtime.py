@@ -22,7 +22,7 @@ from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import POLICY
 from steppe.runtimes.inline import launch as inline
 from steppe.runtimes.plan import make_plan
-from steppe.runtimes.processes import supervisor as processes
+from steppe.runtimes.processes import launch as processes
 from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from steppe.envs import probe
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.handle import ScalableHandle
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.processes import supervisor as processes
+from steppe.runtimes.processes import launch as processes
 from steppe.transport.shm import ShmControl
 
 SMALL = {

@@ -75,10 +75,10 @@ def entry() -> None:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `steppe train mine:MyEnv` finds mine.py; last, so that it shadows no package
     try:
-        if "mpi" in sys.argv:
-            from steppe.runtimes.mpi import launch as mpi
+        from steppe.runtimes import join
 
-            mpi.join("mpi")  # join first, so that only rank 0 reports errors
+        for word in sys.argv[1:]:
+            join(word)  # join first, so that only rank 0 reports errors
         app(prog_name="steppe")
     except SteppeError as error:
         traceback = getattr(error, "details", {}).get("traceback")

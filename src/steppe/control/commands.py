@@ -14,6 +14,7 @@ from steppe.control.database import new_operation
 from steppe.control.operations import DEADLINE_S, Record
 from steppe.control.repository import RunRepository
 from steppe.core.config.run import KafkaConfig
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.errors import Conflict
 from steppe.core.contracts.transport import COMMANDS, SET
 from steppe.records.run_directory import RunDirectory
@@ -99,7 +100,7 @@ class CommandSender:
         """
         command = to_command(record)
         from_kafka = record["issuer"].startswith(KAFKA_ISSUER_PREFIX)
-        if self.publisher is None or from_kafka or directory.config().runtime != "kafka":
+        if self.publisher is None or from_kafka or not capabilities_of(directory.config().runtime).needs_brokers:
             yield command
             return
         self._runs.database.require(record["run"], expected)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
 from steppe.core.algorithms import FrozenConfig
 from steppe.core.config.run import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
+from steppe.core.config.runtime_table import RUNTIMES
 
 # What a request may say, by name: a new field of the configuration is closed to strangers until it is let in here.
 ALLOWED_FIELDS: dict[type[FrozenConfig], tuple[str, ...]] = {
@@ -79,11 +80,10 @@ else:
                 Field(None, pattern=RUN_ID, description="Name of the run, which is its id; one is made if absent."),
             ),
             "runtime": (
-                Literal["inline", "processes", "mpi", "ray", "kafka"] | None,
+                Literal[*RUNTIMES] | None,
                 Field(
                     None,
-                    description="Where the roles live: in one process, each in its own, in MPI ranks, in Ray actors, or each in "
-                    "its own process with Kafka between them; `runtimes` of the version says which of them this service has. "
+                    description=f"Where the roles run: {', '.join(RUNTIMES)}; `runtimes` of the version says which of them this service has. "
                     "If absent, kafka where the service has brokers (but for mode workers) and else processes.",
                 ),
             ),

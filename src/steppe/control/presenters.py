@@ -15,6 +15,7 @@ from steppe.control.database import RequestedState
 from steppe.control.operations import READY_S
 from steppe.core.algorithms import ALGORITHMS, AgentConfig
 from steppe.core.config.run import RunConfig
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.reports import ActorReport
 from steppe.core.contracts.transport import COMMANDS, EVALUATIONS, SCALE
 from steppe.records.checkpoints import CheckpointInfo
@@ -82,7 +83,7 @@ def _progress_from_summary(info: RunInfo) -> models.RunProgress:
 
 def max_scalable_actors(config: RunConfig) -> int:
     """Return the maximum number of actors of a run; 0 if their number cannot change."""
-    if config.mode != "async" or config.runtime not in ("processes", "kafka"):
+    if config.mode != "async" or not capabilities_of(config.runtime).scales_actors:
         return 0
     return config.flow.max_actors or config.actors
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe.core.config.run import KafkaConfig
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.errors import Conflict, RunNotFound, SteppeError
 from steppe.core.contracts.transport import COMMANDS
 from steppe.core.system.shared_dir import remove_abandoned_dirs
@@ -30,7 +31,7 @@ def start_run_process(directory: RunDirectory, kafka: KafkaConfig | None = None)
     A run over Kafka uses the brokers `kafka`, which may have moved since the run was created. Raises Conflict if
     another process, perhaps another service, is starting the run.
     """
-    brokers = kafka.address if kafka is not None and directory.config().runtime == "kafka" else None
+    brokers = kafka.address if kafka is not None and capabilities_of(directory.config().runtime).needs_brokers else None
     directory.acquire()
     try:
         earlier = directory.store.newest(COMMANDS)  # later commands are for the attempt that starts now

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from steppe.control import models
 from steppe.core.algorithms import ALGORITHMS
 from steppe.core.config.run import KafkaConfig, RunConfig, resolve_config
-from steppe.core.contracts.errors import ConfigError, MissingExtra
+from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, is_installed, runtimes_with
+from steppe.core.contracts.errors import ConfigError
 from steppe.runtimes.memory_need import require_memory, smallest_env_spec
 
 STOP_S = 30.0  # time for a run to stop in order before it is killed
@@ -56,12 +56,13 @@ class RequestResolver:
 
             require_env_kwargs(request.env, settings["environment.kwargs"])
         runtimes = available_runtimes(kafka)
-        if settings.get("runtime") not in (None, "kafka", *runtimes):
+        if settings.get("runtime") not in (None, *runtimes_with("needs_brokers"), *runtimes):
             raise ConfigError(
                 f"runtime={settings['runtime']!r} is not available here; choose one of: {', '.join(runtimes)}"
             )
         decided = _service_settings(settings, kafka)
-        if settings.get("mode") == "async" and settings.get("runtime") != "inline":
+        runtime = settings.get("runtime") or decided.get("runtime") or RunConfig.model_fields["runtime"].default
+        if settings.get("mode") == "async" and capabilities_of(runtime).scales_actors:
             settings.setdefault("flow.max_actors", self._bounds.actors)
         resolved = resolve_config(("service", decided), ("request", settings))
         require_memory(resolved.config, smallest_env_spec(resolved.config))
@@ -85,33 +86,21 @@ class RequestResolver:
 
 
 def available_runtimes(kafka: KafkaConfig | None) -> list[str]:
-    """Return the runtimes that are available here: installed ones, and kafka if there are brokers."""
-    found = ["inline", "processes"]
-    if importlib.util.find_spec("mpi4py") is not None and _has_mpiexec():
-        found.append("mpi")
-    if importlib.util.find_spec("ray") is not None:
-        found.append("ray")
-    return [*found, "kafka"] if kafka is not None else found
+    """Return the runtimes that are available here: installed ones, and with brokers those that need them."""
+    brokers = kafka is not None
+    return [name for name in RUNTIMES if (brokers if capabilities_of(name).needs_brokers else is_installed(name))]
 
 
 def _service_settings(settings: Mapping[str, Any], kafka: KafkaConfig | None) -> dict[str, Any]:
     """Return the settings that the service decides: the default runtime, and the brokers' connection settings."""
     runtime = settings.get("runtime")
-    if runtime is None and kafka is not None and resolve_config(("request", settings)).config.mode != "workers":
-        runtime = "kafka"  # not for mode workers, which shares memory
-    if runtime != "kafka":
+    if runtime is None and kafka is not None:
+        mode = resolve_config(("request", settings)).config.mode
+        able = [name for name in runtimes_with("needs_brokers") if mode != "workers" or capabilities_of(name).workers]
+        runtime = able[0] if able else None
+    if runtime is None or not capabilities_of(runtime).needs_brokers:
         return {}
     if kafka is None:
-        raise ConfigError("runtime='kafka' needs brokers: start the service with steppe serve --kafka HOST:PORT")
+        raise ConfigError(f"runtime={runtime!r} needs brokers: start the service with steppe serve --kafka HOST:PORT")
     brokers = kafka.model_dump(mode="json", exclude_unset=True)
     return {"runtime": runtime, **{f"kafka.{name}": value for name, value in brokers.items()}}
-
-
-def _has_mpiexec() -> bool:
-    from steppe.runtimes.mpi.launch import find_mpiexec
-
-    try:
-        find_mpiexec()
-    except MissingExtra:
-        return False
-    return True

@@ -1,4 +1,7 @@
-"""Runtimes: `launch(plan, directory)` returns a Handle. Topology is data; every runtime builds the same roles."""
+"""Runtimes: `launch(plan, directory)` returns a Handle. Topology is data; every runtime builds the same roles.
+
+The table of the built-in ones is in core/config/runtime_table.py.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,12 @@ from types import ModuleType
 from typing import Any
 
 from steppe.core.config import references
-from steppe.core.config.run import RUNTIMES
-
-_HOMES = {
-    "inline": "inline.launch",
-    "kafka": "kafka.launch",
-    "mpi": "mpi.launch",
-    "processes": "processes.supervisor",
-    "ray": "ray.launch",
-}
+from steppe.core.config.runtime_table import RUNTIMES, capabilities_of
 
 
 def runtime_module(runtime: str) -> ModuleType:
-    """Return the module with `launch` of a built-in runtime."""
-    return importlib.import_module(f"{__name__}.{_HOMES[runtime]}")
+    """Return the module with `launch` and `require` of a built-in runtime."""
+    return importlib.import_module(f"{RUNTIMES[runtime]}.launch")
 
 
 def find_launcher(runtime: str) -> Callable[..., Any]:
@@ -30,3 +25,23 @@ def find_launcher(runtime: str) -> Callable[..., Any]:
         launch: Callable[..., Any] = runtime_module(runtime).launch
         return launch
     return references.resolve_reference(runtime)  # type: ignore[no-any-return]
+
+
+def prepare(runtime: str, *, torch: bool) -> None:
+    """Start what the runtime can start before a run is planned: the fork server imports meanwhile, torch if needed."""
+    if capabilities_of(runtime).fork_server:
+        from steppe.runtimes.processes.supervisor import start_fork_server
+
+        start_fork_server(torch=torch)
+
+
+def require(runtime: str, plan: Any) -> None:
+    """Raise, before anything is written, if a built-in runtime cannot run this plan here."""
+    if runtime in RUNTIMES:
+        runtime_module(runtime).require(plan)
+
+
+def join(runtime: object) -> None:
+    """If an MPI launcher started this program for such a runtime, let every rank but the first serve the first."""
+    if isinstance(runtime, str) and runtime in RUNTIMES and capabilities_of(runtime).joins_ranks:
+        runtime_module(runtime).join()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from steppe.core.algorithms import AgentConfig, ClassicConfig
 from steppe.core.config import references
 from steppe.core.config.run import RunConfig
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec, SegmentSpec
 
@@ -78,9 +79,12 @@ class Plan:
 
     @property
     def can_host_learner(self) -> bool:
-        """Whether the learner can run in the caller's process: alone in its slot, no shared table, no replay roles."""
+        """Whether the learner can run in the caller's process while actors are elsewhere: it is alone in its slot, and
+        there is neither a shared table nor a replay role."""
         alone = len(self.places()["learner"]) == 1
-        return self.config.runtime == "processes" and alone and not self.uses_table and not self.replay
+        able = capabilities_of(self.config.runtime)
+        elsewhere = able.hosts_learner and not able.one_process
+        return elsewhere and alone and not self.uses_table and not self.replay
 
     @property
     def replay(self) -> tuple[str, ...]:
@@ -99,7 +103,7 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
     agent, num_envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
     environment = config.environment.resolve_defaults(config.env)
     config = config.model_copy(update={"agent": agent, "envs": num_envs, "environment": environment})
-    if config.runtime != "inline":
+    if not capabilities_of(config.runtime).one_process:
         _require_portable(config, agent)
     if config.mode == "workers" and spec.agents:
         raise ConfigError(f"mode 'workers' is not for PettingZoo environments, and {spec.id} is one: use --mode sync")
@@ -131,20 +135,20 @@ def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
     together, kind = config.mode == "single", "worker" if config.by_gradients else "actor"
     seats = range(config.flow.max_actors or config.actors)
     actors = tuple(RoleSpec(kind, index, "learner" if together else f"{kind}-{index}") for index in seats)
-    shelves = range(config.flow.replay_roles if config.runtime != "inline" else 0)
-    replay = tuple(RoleSpec(REPLAY, index, f"{REPLAY}-{index}") for index in shelves)
+    num_replay = 0 if capabilities_of(config.runtime).one_process else config.flow.replay_roles
+    replay = tuple(RoleSpec(REPLAY, index, f"{REPLAY}-{index}") for index in range(num_replay))
     return (*actors, *replay, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
 
 
 def _workers(config: RunConfig) -> tuple[RoleSpec, ...]:
-    """Return the workers, the learner that owns their table, and the manager. On mpi every rank is a worker, and rank 0
-    is learner and manager as well."""
-    on_mpi = config.runtime == "mpi"
+    """Return the workers, the learner that owns their table, and the manager. On some runtimes the first worker,
+    the learner and the manager share a worker slot."""
+    shared = capabilities_of(config.runtime).workers_share_learner_slot
     workers = tuple(
-        RoleSpec("worker", index, "learner" if on_mpi and index == 0 else f"worker-{index}")
+        RoleSpec("worker", index, "learner" if shared and index == 0 else f"worker-{index}")
         for index in range(config.actors)
     )
-    return (*workers, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "learner" if on_mpi else "manager"))
+    return (*workers, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "learner" if shared else "manager"))
 
 
 def _require_table_memory(agent: AgentConfig, spec: EnvSpec) -> None:

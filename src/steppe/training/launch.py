@@ -6,9 +6,11 @@ run's directory for the other processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.system import seeding
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes import find_launcher
@@ -43,19 +45,10 @@ def launch(
     """
     if agent.built and plan.resume is None:
         save_start(agent, directory, server)
-    if plan.config.runtime == "inline":
-        from steppe.runtimes.inline import launch as inline
-
-        return inline.launch(
-            plan, directory, replace(_supplied_components(plan, directory, agent, pool, server), node=node)
-        )
-    if hosted:
-        from steppe.runtimes.processes.hosted_learner import launch as launch_hosted
-
-        return launch_hosted(
-            plan, directory, replace(_supplied_components(plan, directory, agent, pool, server), node=node)
-        )
-    return find_launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
+    start: Callable[..., Handle] = find_launcher(plan.config.runtime)
+    if not (hosted or capabilities_of(plan.config.runtime).one_process):
+        return start(plan, directory)
+    return start(plan, directory, replace(_supplied_components(plan, directory, agent, pool, server), node=node))
 
 
 def _supplied_components(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from steppe import runtimes
 from steppe.core.config import references
 from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.transport import COMMANDS, SET
 from steppe.core.system.typecheck import typechecked
 from steppe.records.run_directory import RunDirectory
-from steppe.runtimes.mpi import launch as mpi
 from steppe.training.result import RunResult
 from steppe.training.supervisor import Observer
 from steppe.training.train import MainLoop
@@ -60,7 +60,7 @@ def resume_directory(
     """Resume a run as `resume` does; commands after number `commands_after` are for this attempt."""
     references.stop_if_loading_main()
     config = directory.config()
-    mpi.join(config.runtime)
+    runtimes.join(config.runtime)
     directory.acquire()
     try:
         status = directory.store.status()

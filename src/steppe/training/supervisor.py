@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from steppe.core.config.run import RUNTIMES, RunConfig
+from steppe.core.config.run import RunConfig
+from steppe.core.config.runtime_table import capabilities_of, runtimes_with
 from steppe.core.contracts.errors import DiskFull, Unreachable, UsageError
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS, SCALE, SET
@@ -263,7 +264,7 @@ class Supervisor:
         for number, command in self.directory.store.read(COMMANDS, self.commands_after):
             self.commands_after = number
             word = str(command.get("command"))
-            if word == SET and self.config.runtime in RUNTIMES:
+            if word == SET and capabilities_of(self.config.runtime).live_tuning:
                 continue  # the learner itself reports which values it applied, and when
             refusal = self._execute(word, command)
             details = {"id": command.get("id"), "command": word, "obeyed": refusal is None, "message": refusal}
@@ -285,7 +286,8 @@ class Supervisor:
     def _scale(self, num_actors: object) -> str | None:
         seats = self.handle.max_actors if isinstance(self.handle, ScalableHandle) else 0
         if not seats:
-            return "the number of actors can change in mode 'async' on runtimes 'processes' and 'kafka' only"
+            able = " and ".join(map(repr, runtimes_with("scales_actors")))
+            return f"the number of actors can change in mode 'async' on runtimes {able} only"
         if not isinstance(num_actors, int) or not 0 <= num_actors <= seats:
             return f"actors={num_actors!r}: must be from 0 to {seats}, the room that flow.max_actors made"
         assert isinstance(self.handle, ScalableHandle)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from steppe import runtimes
 from steppe.algorithms.tabular.agent import ClassicAgent, get_table_storage, set_table_storage
 from steppe.algorithms.tabular.base import BaseAlgorithm, is_turn_based, step_limit
 from steppe.algorithms.tabular.q_learning import ListQLearning, OptimalQLearning
@@ -309,7 +310,7 @@ class DistAsyncQLearning(_SharedTableTrainer):
             )
         _given_envs[:] = [env]
         runtime = "mpi" if mpi.under_mpiexec() else "inline"
-        mpi.join(runtime)
+        runtimes.join(runtime)
         settings = {
             "runtime": runtime,
             "agent.segment_steps": self.batch_size,

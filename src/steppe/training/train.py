@@ -8,8 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steppe import runtimes
 from steppe.core.config import references
 from steppe.core.config.run import ResolvedConfig, RunConfig, resolve_config
+from steppe.core.config.runtime_table import capabilities_of, runtimes_with
 from steppe.core.contracts.components import AgentComponent, EnvironmentComponent, ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, FactoryError, RunNotFound, UsageError
 from steppe.core.contracts.reports import EventReport
@@ -22,11 +24,8 @@ from steppe.records.run_directory import RunDirectory, runs_root
 from steppe.records.store import PENDING
 from steppe.records.view import RunView
 from steppe.roles.context import POLICY
-from steppe.runtimes import runtime_module
 from steppe.runtimes.memory_need import require_memory
-from steppe.runtimes.mpi import launch as mpi
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.runtimes.processes import supervisor as processes
 from steppe.training.composition.agent import DistributedAgent
 from steppe.training.composition.config_merge import PARAMETER_SERVER_SETTINGS, compose_config, with_episode_limits
 from steppe.training.composition.environment import DistributedEnvironment
@@ -64,7 +63,7 @@ def train(
     adds them to the run's curves.
     """
     references.stop_if_loading_main()
-    mpi.join(settings.get("runtime"))
+    runtimes.join(settings.get("runtime"))
     given = {name: _to_references(value) for name, value in settings.items()}
     layer = {"env": references.make_reference(env), "algo": references.make_reference(algo), **given}
     result = run_experiment(resolve_config(("call", layer)), observers=callbacks)
@@ -81,7 +80,7 @@ def _to_references(value: Any) -> Any:
 
 def run_experiment(resolved: ResolvedConfig, *, observers: Sequence[Observer] = ()) -> RunResult:
     """Run a resolved configuration to its end."""
-    mpi.join(resolved.config.runtime)
+    runtimes.join(resolved.config.runtime)
     if resolved.auto:
         from steppe.training.autotune import (
             resolve_auto_settings,  # imports torch, which this process does not need otherwise
@@ -321,7 +320,7 @@ class MainLoop:
 
     def _run(self, config: RunConfig, observers: Sequence[Observer]) -> RunResult:
         references.stop_if_loading_main()
-        mpi.join(config.runtime)
+        runtimes.join(config.runtime)
         plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
         agent = self._parts()[1]
         about = init_from_run(self._init_from, agent, plan) if self._init_from is not None else {}
@@ -368,15 +367,13 @@ class MainLoop:
             directory.free_reserve()
             directory.release()
         self.episode += view.episodes
-        if plan.config.runtime != "inline" and not self._hosts_learner(plan):
+        if not capabilities_of(plan.config.runtime).one_process and not self._hosts_learner(plan):
             self._parts()[1].adopt_result(directory, plan)
         self._sync_own_server()
         return result
 
     def _plan(self, config: RunConfig) -> Plan:
-        if config.runtime in ("processes", "kafka"):
-            # The fork server imports torch while this process probes the environment.
-            processes.start_fork_server(torch=not config.agent.in_table)
+        runtimes.prepare(config.runtime, torch=not config.agent.in_table)
         for device in (config.device, config.flow.actor_device):
             if device.startswith("cuda"):
                 from steppe.algorithms.nn.device import resolve_device
@@ -389,14 +386,14 @@ class MainLoop:
             raise ConfigError(
                 "params.deltas is for a parameter server that takes deltas: give the loop that server, or leave it out"
             )
-        if self._server is not None and config.runtime not in ("inline", "processes"):
+        if self._server is not None and not capabilities_of(config.runtime).hosts_learner:
+            able = " or ".join(map(repr, runtimes_with("hosts_learner")))
             raise ConfigError(
-                f"a parameter server works in this process, and runtime {config.runtime!r} has its own: use 'inline' or "
-                "'processes', or DistributedMainLoop for several machines"
+                f"a parameter server works in this process, and runtime {config.runtime!r} has its own: use {able}, or "
+                "DistributedMainLoop for several machines"
             )
         require_memory(plan.config, plan.spec, replay=self.replay_buffer is None)
-        if config.runtime in ("mpi", "ray", "kafka"):
-            runtime_module(config.runtime).require(plan)
+        runtimes.require(config.runtime, plan)
         return plan
 
     def _supervise(
@@ -505,7 +502,7 @@ class MainLoop:
         return (self._directory.path if self._directory else runs_root()) / "loop-checkpoint"
 
     def _require_here(self, what: str) -> None:
-        if self._running and self._manual_run is None and self.config.runtime != "inline":
+        if self._running and self._manual_run is None and not capabilities_of(self.config.runtime).one_process:
             raise UsageError(
                 f"{what} is not possible while the learner works in another process: wait for the run's end"
             )

@@ -113,7 +113,7 @@ def tune(directory):
 
 
 if __name__ == "__main__":
-    mpi.join("mpi")
+    mpi.join()
     if wrong := pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__]):
         sys.exit(wrong)
     told = runs(Path(sys.argv[1]))

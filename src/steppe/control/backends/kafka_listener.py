@@ -16,6 +16,7 @@ from steppe.control.database import PendingAnswer
 from steppe.control.periodic import PeriodicTask
 from steppe.control.service import Service
 from steppe.core.config.run import KafkaConfig
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.errors import DamagedFile, RunFailed, RunNotFound, SteppeError, Unreachable
 from steppe.core.contracts.transport import COMMANDS, START
 from steppe.core.io.atomic_files import read_json, write_json
@@ -135,7 +136,10 @@ class StartCommandListener(PeriodicTask):
         except (DamagedFile, RunNotFound):
             return None
         directory = self._directory(found.id)
-        ours = found.config["runtime"] == "kafka" and named in (directory.id, wire_name(directory))
+        ours = capabilities_of(str(found.config["runtime"])).needs_brokers and named in (
+            directory.id,
+            wire_name(directory),
+        )
         return found.id if ours else None
 
     def _execute(self, run: str, record: Mapping[str, Any], issuer: str) -> str | None:

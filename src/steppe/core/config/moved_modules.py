@@ -92,7 +92,7 @@ MOVED = {
     "steppe.runtimes.inline": "steppe.runtimes.inline.launch",
     "steppe.runtimes.kafka": "steppe.runtimes.kafka.launch",
     "steppe.runtimes.mpi": "steppe.runtimes.mpi.launch",
-    "steppe.runtimes.processes": "steppe.runtimes.processes.supervisor",
+    "steppe.runtimes.processes": "steppe.runtimes.processes.launch",
     "steppe.runtimes.ray": "steppe.runtimes.ray.launch",
 }
 FORMER = {new: old for old, new in MOVED.items()}

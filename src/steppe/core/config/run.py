@@ -33,12 +33,12 @@ from steppe.core.algorithms import (
 from steppe.core.config import references
 from steppe.core.config.cluster import ClusterConfig
 from steppe.core.config.params import ParamsConfig
+from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, runtimes_with
 from steppe.core.config.validation import read_toml, validate_config
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 ENV_PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
-RUNTIMES = ("inline", "processes", "mpi", "ray", "kafka")
 # Where things are kept, and secrets: no part of a run's configuration.
 RESERVED_ENV_VARS = {
     *("STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"),
@@ -287,7 +287,7 @@ class RunConfig(FrozenConfig):
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
         "processes",
-        description="Where the roles live: inline, processes, mpi, ray, kafka, or `module:function` of your own.",
+        description=f"Where the roles live: {', '.join(RUNTIMES)}, or `module:function` of your own.",
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
         None, description="How they take turns; sync if absent, but workers for a3c."
@@ -380,16 +380,18 @@ class RunConfig(FrozenConfig):
             raise ConfigError("cluster.parameter_server is required: host:port where the nodes meet")
         if self.flow.max_actors is not None:
             self._require_max_actors(self.flow.max_actors)
-        self._require_own_runtime("ray", self.ray)
-        self._require_own_runtime("kafka", self.kafka)
+        for runtime in runtimes_with("config_section"):
+            self._require_own_section(runtime)
 
-    def _require_own_runtime(self, runtime: str, section: FrozenConfig) -> None:
-        """Settings of one runtime mean nothing on another."""
+    def _require_own_section(self, runtime: str) -> None:
+        """Raise if the section of this runtime has settings, and the run is on a runtime without that section."""
+        name = capabilities_of(runtime).config_section or ""
+        section = getattr(self, name)
         plain = type(section)()
-        changed = [name for name in type(section).model_fields if getattr(section, name) != getattr(plain, name)]
-        if changed and self.runtime != runtime:
+        changed = [key for key in type(section).model_fields if getattr(section, key) != getattr(plain, key)]
+        if changed and capabilities_of(self.runtime).config_section != name:
             raise ConfigError(
-                f"{runtime}.{changed[0]} is for runtime {runtime!r}, not {self.runtime!r}: leave it out, or use "
+                f"{name}.{changed[0]} is for runtime {runtime!r}, not {self.runtime!r}: leave it out, or use "
                 f"--runtime {runtime}"
             )
 
@@ -401,7 +403,7 @@ class RunConfig(FrozenConfig):
             raise ConfigError(
                 f"a node of a cluster has one learner with a network: not {self.algo} in mode {self.mode!r}"
             )
-        if self.cluster.backend == "mpi" and self.runtime != "inline":
+        if self.cluster.backend == "mpi" and not capabilities_of(self.runtime).one_process:
             raise ConfigError(f"a node of an MPI world is one process: use --runtime inline, not {self.runtime!r}")
         if self.cluster.exchange == "gradients" and getattr(self.agent, "anneal", False):
             raise ConfigError(
@@ -416,17 +418,19 @@ class RunConfig(FrozenConfig):
             raise ConfigError(
                 f"flow.replay_roles is for agents that learn from replay, not {self.algo} in mode {self.mode!r}: leave it out"
             )
-        if self.runtime not in ("inline", "processes", "ray"):
+        if not capabilities_of(self.runtime).replay_roles:
+            able = [name for name in runtimes_with("replay_roles") if not capabilities_of(name).one_process]
             raise ConfigError(
-                f"flow.replay_roles is for runtimes processes and ray, not {self.runtime!r}: leave it out, and replay is in the "
-                "learner's process"
+                f"flow.replay_roles is for runtimes {' and '.join(able)}, not {self.runtime!r}: leave it out, and replay is "
+                "in the learner's process"
             )
         if getattr(self.agent, "buffer_size", roles) < roles:
             raise ConfigError(f"flow.replay_roles={roles} is more than buffer_size: lower it")
 
     def _require_max_actors(self, seats: int) -> None:
-        if self.mode != "async" or self.runtime not in ("processes", "kafka"):
-            raise ConfigError("flow.max_actors is for mode 'async' on runtime 'processes' or 'kafka': leave it out")
+        if self.mode != "async" or not capabilities_of(self.runtime).scales_actors:
+            able = " or ".join(map(repr, runtimes_with("scales_actors")))
+            raise ConfigError(f"flow.max_actors is for mode 'async' on runtime {able}: leave it out")
         if seats < self.actors:
             raise ConfigError(f"flow.max_actors={seats} is less than actors={self.actors}")
 
@@ -445,6 +449,9 @@ class RunConfig(FrozenConfig):
 
     def _require_workers(self) -> None:
         """Workers hand over neither segments nor tables: what is about those means nothing to them."""
+        if not capabilities_of(self.runtime).workers:
+            able = " or ".join(f"--runtime {name}" for name in runtimes_with("workers"))
+            raise ConfigError(f"mode 'workers' is not for runtime {self.runtime!r}: use {able}")
         plain = FlowConfig()
         only_tables = () if self.agent.in_table else ("refresh_every",)
         for name in ("window_s", "max_lag", "slots_per_actor", "publish_every", *only_tables):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steppe.core.config.run import RunConfig
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.records.phase_times import TimeTotals
 from steppe.records.view import RunView, time_shares_of
 
@@ -108,7 +109,8 @@ def measure_time_shares(view: RunView, spent: TimeTotals | None = None) -> TimeS
     shares, phases = time_shares_of(spent.phases), spent.phases
     actor, learner = shares.get("actor", {}), shares.get("learner", {})
     seconds = sum(phases.get("learner", {}).values())
-    inline, together = config.runtime == "inline", config.runtime == "inline" or config.mode == "single"
+    inline = capabilities_of(config.runtime).one_process
+    together = inline or config.mode == "single"
     judging = spent.evaluation_s / seconds if seconds else 0.0
     actors = [used for role, used in phases.items() if role.startswith("actor-")]
     acting = sum(1.0 - _share(used, "blocked") for used in actors)
@@ -154,7 +156,7 @@ def _dropped(spent: TimeTotals) -> float:
 def _used_cores(config: RunConfig, spent: TimeTotals, seconds: float, judging: float) -> float | None:
     """Return CPU time in cores. Roles of one process report the same value; the manager's is its evaluation time."""
     used = spent.cpu_s
-    if config.runtime == "inline":
+    if capabilities_of(config.runtime).one_process:
         return 1.0  # other work of its process cannot be told apart
     if not used or not seconds:
         return None

@@ -17,6 +17,10 @@ from steppe.runtimes.resume import prime_channel
 from steppe.transport.local import LocalChannel, LocalWeights
 
 
+def require(plan: Plan) -> None:
+    """Do nothing: every plan can run here."""
+
+
 def launch(plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None = None) -> InlineHandle:
     """Build every role in this process; they work only during `advance`."""
     return InlineHandle(plan, directory, parts)

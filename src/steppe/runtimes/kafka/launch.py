@@ -60,8 +60,6 @@ def require(plan: Plan) -> None:
     """Raise, before anything is written, if this plan cannot run here."""
     if importlib.util.find_spec("confluent_kafka") is None:
         raise MissingExtra("runtime 'kafka'", "kafka")
-    if plan.config.mode == "workers":
-        raise ConfigError("mode 'workers' is not for runtime 'kafka': use --runtime processes or --runtime mpi")
     connection = KafkaConnection(plan.config.kafka, "")
     connection.fetch_metadata()
     if plan.segment.nbytes > connection.max_bytes:

@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import selectors
-import shutil
 import socket
 import sys
 import time
@@ -20,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from steppe.core.config.run import FlowConfig
+from steppe.core.config.runtime_table import find_program
 from steppe.core.contracts.errors import ConfigError, MissingExtra
 from steppe.core.system.process import format_mib, oom_kills
 from steppe.records.run_directory import RunDirectory
@@ -41,9 +41,9 @@ def under_mpiexec() -> bool:
     return any(name in os.environ for name in RANK_VARIABLES)
 
 
-def join(runtime: object) -> None:
-    """If runtime is "mpi" under mpiexec, let every rank except 0 serve rank 0 until the program ends."""
-    if runtime == "mpi" and under_mpiexec():
+def join() -> None:
+    """Under mpiexec, let every rank except 0 serve rank 0 until the program ends."""
+    if under_mpiexec():
         require_library()
         from steppe.runtimes.mpi import root
 
@@ -76,8 +76,7 @@ def require(plan: Plan) -> None:
 
 def find_mpiexec() -> str:
     """Return the mpiexec beside this Python, or the first on PATH."""
-    own = Path(sys.executable).with_name("mpiexec")
-    found = str(own) if own.exists() else shutil.which("mpiexec")
+    found = find_program("mpiexec")
     if found is None:
         raise MissingExtra("runtime 'mpi' (mpiexec)", "mpi")
     return found

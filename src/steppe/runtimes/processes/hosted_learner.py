@@ -24,11 +24,6 @@ from steppe.runtimes.processes.worker import IDLE_S, create_gradient_channel
 LEARNER = "learner"
 
 
-def launch(plan: Plan, directory: RunDirectory, parts: SuppliedComponents) -> InProcessLearnerHandle:
-    """Start a process per worker slot except the learner's, and build the learner here; it works during `advance`."""
-    return InProcessLearnerHandle(plan, directory, parts)
-
-
 class InProcessLearnerHandle(ProcessHandle):
     """A ProcessHandle whose learner is stepped in `advance`."""
 

@@ -74,11 +74,6 @@ def start_fork_server(*, torch: bool = True) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def launch(plan: Plan, directory: RunDirectory) -> ProcessHandle:
-    """Start a process per worker slot; they begin to work at once."""
-    return ProcessHandle(plan, directory)
-
-
 class ProcessHandle:
     """The processes of a run, their shared memory and their faults."""
 

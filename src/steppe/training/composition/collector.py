@@ -25,6 +25,7 @@ from steppe.core.contracts.weights import Weights
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.context import POLICY, RESTART, RUN
 from steppe.roles.scheduling import RoundBatchPolicy
+from steppe.runtimes import find_launcher
 from steppe.runtimes.handle import CollectorHandle
 from steppe.runtimes.plan import Plan, make_plan
 from steppe.training.result import to_exception
@@ -119,13 +120,7 @@ def _make_actor_plan(config: RunConfig, spec: EnvSpec, runtime: str | None) -> P
 
 
 def _launch(plan: Plan, directory: RunDirectory) -> CollectorHandle:
-    if plan.config.runtime == "inline":
-        from steppe.runtimes.inline import launch as inline
-
-        return inline.launch(plan, directory)
-    from steppe.runtimes.processes import supervisor as processes
-
-    return processes.launch(plan, directory)
+    return find_launcher(plan.config.runtime)(plan, directory)  # type: ignore[no-any-return]
 
 
 @dataclass
