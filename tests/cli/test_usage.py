@@ -70,7 +70,7 @@ def test_flags_are_explained_by_the_fields(steppe, words):
     done = steppe(*words, "--help")
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
-    assert "--actors N Actors that collect experience, or workers; auto tries what suits. [default: 1]" in text
+    assert "--actors N Number of actors or workers; auto chooses by a short measurement. [default: 1]" in text
     assert "--runtime NAME Where the roles live: inline, processes, mpi, ray, kafka, or" in text
     assert "One of single, sync, async, workers." in text
     assert "--record-arrivals Async: write down which segments were learned from" in text

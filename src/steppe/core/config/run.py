@@ -47,7 +47,7 @@ RESERVED_ENV_VARS = {
 
 
 def validate_device(value: str) -> str:
-    """The word for a device if it is one; whether the machine has it is for algorithms/nn/device.py to see."""
+    """Return the name of a device if it is valid; algorithms/nn/device.py checks whether the machine has it."""
     kind, _, index = value.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
         raise ValueError("must be auto, cpu, cuda or cuda:n")
@@ -55,35 +55,35 @@ def validate_device(value: str) -> str:
 
 
 class EnvConfig(FrozenConfig):
-    """How the world is made and wrapped."""
+    """How the environment is created and wrapped."""
 
     kwargs: dict[str, Any] = Field({}, description="Keyword arguments for the environment's constructor.")
     frame_stack: Positive | None = Field(
-        None, description="Join this many newest observations into one; 4 for Atari games, else 1, if absent."
+        None, description="Stack this many newest observations. Default: 4 for Atari games, otherwise 1."
     )
     time_limit: Positive | None = Field(None, description="Truncate episodes after this many steps.")
     reward_clip: Annotated[float, Field(ge=0, le=1e12)] | None = Field(
-        None, description="Clip rewards to ± this value, 0: never; 1 for Atari games, else 0, if absent."
+        None, description="Clip rewards to ± this value; 0 disables it. Default: 1 for Atari games, otherwise 0."
     )
     reward_scale: PositiveFloat = Field(1.0, description="Multiply rewards by this value.")
     grayscale: bool | None = Field(
-        None, description="Turn colour images into one channel; true for Atari games, else false, if absent."
+        None, description="Convert color images to grayscale. Default: true for Atari games, otherwise false."
     )
     resize: Annotated[int, Field(ge=0, le=65_536)] | None = Field(
         None,
-        description="Resize images to a square of this many pixels, 0: never; 84 for Atari games, else 0, if absent.",
+        description="Resize images to a square of this many pixels; 0 disables it. Default: 84 for Atari games, otherwise 0.",
     )
     wrappers: tuple[str, ...] = Field((), description="`module:Class` Gymnasium wrappers, applied in order.")
     vector: Literal["auto", "native", "loop"] = Field(
-        "auto", description="Gymnasium's own vector version, our loop over copies, or whichever there is."
+        "auto", description="Vectorization: native (the environment's own vector version), loop (over copies), or auto."
     )
     observations: Literal["values", "index"] | None = Field(
         None,
-        description="Discrete observations as one-hot vectors, or as one number; what the algorithm takes, if absent.",
+        description="Discrete observations as one-hot vectors (values) or as one number (index). Default: what the algorithm needs.",
     )
 
     def resolve_defaults(self, env: str) -> Self:
-        """This configuration with every absent choice made for an environment, by its name alone."""
+        """Return this configuration with defaults resolved for an environment's id."""
         atari = env.rpartition(":")[2].startswith("ALE/")
         names = ("frame_stack", "reward_clip", "grayscale", "resize")
         choices = zip(names, (4, 1.0, True, 84) if atari else (1, 0.0, False, 0), strict=True)
@@ -91,56 +91,57 @@ class EnvConfig(FrozenConfig):
 
 
 class FlowConfig(FrozenConfig):
-    """How experience and weights travel."""
+    """How experience and weights are exchanged."""
 
     ahead: Literal[0, 1] | None = Field(
         None,
-        description="Sync: rounds that actors may collect before the learner has caught up. 1 overlaps collecting with "
-        "learning, on data one version old; 0 is strictly on-policy. 1 in sync, else 0, if absent.",
+        description="Sync: rounds that actors may collect ahead of the learner. 1 overlaps collecting with "
+        "learning, on data one version old; 0 is strictly on-policy. Default: 1 in sync, otherwise 0.",
     )
     window_s: Duration = Field(
-        0.02, description="Async: how long the learner gathers finished segments before it learns."
+        0.02, description="Async: seconds that the learner collects finished segments for one batch."
     )
     max_lag: Count = Field(
-        8, description="Async: segments collected more than this many versions ago are dropped and counted."
+        8, description="Async: segments that are older than this many versions are dropped and counted."
     )
     slots_per_actor: Positive | None = Field(
-        None, description="Segments one actor may have under way; 2 for a lone async actor, else 1, if absent."
+        None, description="Maximum unprocessed segments of one actor. Default: 2 for a single async actor, otherwise 1."
     )
     max_actors: Positive | None = Field(
         None,
-        description="Async on processes or kafka: room for this many actors, so that some can be added while the run goes on; "
-        "as many as `actors` if absent.",
+        description="Async on processes or kafka: maximum number of actors, so that actors can be added during the run. "
+        "Default: `actors`.",
     )
     replay_roles: RoleCount = Field(
         0,
-        description="Replay in so many roles of their own with one buffer each: processes, or Ray actors on several nodes "
-        "(on inline, buffers in the one process). 0: one buffer, in the learner's process.",
+        description="Number of replay roles with one buffer each: processes, or Ray actors on several nodes "
+        "(on inline, all buffers are in one process). 0: one buffer in the learner's process.",
     )
     publish_every: Positive | None = Field(
-        None, description="Async replay: updates between publications, at most; 5 for dhc, else 50, if absent."
+        None,
+        description="Async replay: maximum updates between two publications of weights. Default: 5 for dhc, otherwise 50.",
     )
     refresh_every: Positive = Field(
-        1, description="Workers on mpi: merges after which a worker hears what the others have learned."
+        1, description="Workers on mpi: merges between two updates of a worker's table with the others' changes."
     )
     max_restarts: Count = Field(
         10,
-        description="How often an actor, a worker or the manager is started again after it was killed or hung, before the run fails.",
+        description="Maximum restarts of an actor, a worker or the manager that was killed or hangs, before the run fails.",
     )
     hang_s: PositiveDuration = Field(
-        120.0, description="An actor or manager that takes longer than this for one step counts as hung."
+        120.0, description="Seconds after which an actor or manager that does not finish a step counts as hanging."
     )
-    record_arrivals: bool = Field(
-        False, description="Async: write down which segments were learned from, and when, for `steppe rerun`."
-    )
+    record_arrivals: bool = Field(False, description="Async: record the order of learned segments, for `steppe rerun`.")
     trace_spans: Annotated[int, Field(ge=0, le=10**8)] = Field(
-        0, description="Pieces of work per role whose times go into the event log, for timelines."
+        0, description="Number of time spans per role that are written to the event log, for timelines."
     )
     profile: bool = Field(
-        False, description="Sample where each role's time goes; flame graphs and a table go into the run's directory."
+        False, description="Profile each role and write flame graphs and a table to the run's directory."
     )
-    threads: Positive = Field(1, description="torch threads of each role; changing it changes results bitwise.")
-    actor_device: str = Field("cpu", description="Where actors compute actions: cpu, cuda, cuda:n or auto.")
+    threads: Positive = Field(
+        1, description="torch threads of each role; another number gives bitwise different results."
+    )
+    actor_device: str = Field("cpu", description="Device on which actors compute actions: cpu, cuda, cuda:n or auto.")
 
     @field_validator("actor_device")
     @classmethod
@@ -149,56 +150,60 @@ class FlowConfig(FrozenConfig):
 
 
 class EvalConfig(FrozenConfig):
-    """How the manager judges the newest weights."""
+    """How the manager evaluates the newest weights."""
 
     every_steps: Positive = Field(20_000, description="Environment steps between evaluations.")
     every_episodes: Positive | None = Field(
-        None, description="Training episodes between evaluations, besides every_steps."
+        None, description="Training episodes between evaluations, in addition to every_steps."
     )
-    episodes: Positive = Field(20, description="Episodes per evaluation, the final one included.")
+    episodes: Positive = Field(20, description="Episodes per evaluation, also of the final one.")
     max_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="Part of the time that evaluations may take; where training is fast they come less often than "
-        "every_steps. A tenth, or half with a target_return, if absent.",
+        description="Maximum share of the time for evaluations; if training is fast, they are less frequent than "
+        "every_steps. Default: 0.1, or 0.5 with a target_return.",
     )
     explore: bool = Field(False, description="Sample actions instead of taking the best one.")
-    max_episode_steps: Positive = Field(100_000, description="An evaluation episode is cut after this many steps.")
-    record: bool = Field(False, description="Keep a GIF of one episode of each evaluation.")
+    max_episode_steps: Positive = Field(100_000, description="Maximum steps of an evaluation episode.")
+    record: bool = Field(False, description="Record a GIF of one episode of each evaluation.")
 
 
 class CheckpointConfig(FrozenConfig):
-    """When a run is written down."""
+    """When checkpoints are written."""
 
     every_s: PositiveDuration = Field(30.0, description="Seconds between checkpoints.")
-    every_episodes: Positive | None = Field(None, description="Training episodes between checkpoints, besides every_s.")
-    keep: Positive = Field(3, description="How many of the newest are kept, besides the best.")
+    every_episodes: Positive | None = Field(
+        None, description="Training episodes between checkpoints, in addition to every_s."
+    )
+    keep: Positive = Field(3, description="Number of newest checkpoints to keep, in addition to the best.")
     full_disk: Literal["go-on", "stop"] = Field(
-        "go-on", description="Without room for a checkpoint: go on with the one before and try again, or end the run."
+        "go-on",
+        description="If the disk is full: go-on keeps the previous checkpoint and tries again; stop ends the run.",
     )
 
 
 class RayConfig(FrozenConfig):
-    """Where the roles live on a Ray cluster."""
+    """Where the roles run on a Ray cluster."""
 
     address: str | None = Field(
-        None, description="Of a running cluster, host:port or auto; one of our own on this machine if absent."
+        None, description="Address of a running cluster, host:port or auto. Default: start a local cluster."
     )
     placement: Literal["pack", "spread"] = Field(
-        "pack", description="Put actors on few nodes, or on as many as there are."
+        "pack", description="Place actors on few nodes (pack) or on as many as possible (spread)."
     )
-    actors_per_node: Positive | None = Field(None, description="At most so many actors on one node.")
-    actor_cpus: Coefficient = Field(1.0, description="Ray's CPUs that each actor takes.")
-    actor_gpus: Coefficient = Field(0.0, description="Ray's GPUs that each actor takes.")
+    actors_per_node: Positive | None = Field(None, description="Maximum actors per node.")
+    actor_cpus: Coefficient = Field(1.0, description="Ray CPUs per actor.")
+    actor_gpus: Coefficient = Field(0.0, description="Ray GPUs per actor.")
     actor_resources: dict[str, PositiveFloat] = Field(
-        {}, description="Further resources of Ray's that each actor takes, by name: how actors get to chosen nodes."
+        {}, description="Custom Ray resources per actor, by name, to place actors on certain nodes."
     )
-    learner_cpus: Coefficient = Field(1.0, description="Ray's CPUs that the learner takes.")
+    learner_cpus: Coefficient = Field(1.0, description="Ray CPUs of the learner.")
     learner_gpus: Coefficient | None = Field(
         None,
-        description="Ray's GPUs that the learner takes; 1 where the cluster has one and device allows it, if absent.",
+        description="Ray GPUs of the learner. Default: 1 if the cluster has one and device allows it, otherwise 0.",
     )
     object_store_mb: Annotated[int, Field(ge=80, le=10**9)] | None = Field(
-        None, description="Memory of our own cluster's object store; what the run has under way, four times, if absent."
+        None,
+        description="Size of the local cluster's object store. Default: four times the segments and weights in transit.",
     )
 
     @field_validator("address")
@@ -210,56 +215,54 @@ class RayConfig(FrozenConfig):
 
 
 class KafkaConfig(FrozenConfig):
-    """How roles reach each other through Apache Kafka. Passwords come from the environment alone (docs/kafka.md)."""
+    """Connection to Apache Kafka. Passwords come only from environment variables (docs/kafka.md)."""
 
-    address: str | None = Field(None, description="Of the brokers: host:port, several with commas between them.")
+    address: str | None = Field(None, description="Address of the brokers: host:port, several separated by commas.")
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,80}$")] = Field(
-        "", description="What the names of all topics begin with, where several groups share a cluster."
+        "", description="Prefix of all topic names, if several groups share a cluster."
     )
-    compression: Literal["lz4", "zstd", "none"] = Field("lz4", description="Of segments and weights under way.")
+    compression: Literal["lz4", "zstd", "none"] = Field("lz4", description="Compression of segments and weights.")
     linger_ms: Annotated[float, Field(ge=0, le=1000)] = Field(
-        0.0, description="How long a message may wait for others to be sent with it."
+        0.0, description="Milliseconds that a message may wait to be sent in a batch."
     )
     partitions: Annotated[int, Field(ge=1, le=1024)] = Field(
-        16, description="Of the topic experiences, where Steppe creates it; an actor's segments stay in one of them."
+        16, description="Partitions of the topic experiences, if Steppe creates it; each actor uses one of them."
     )
-    replicas: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Of every topic that Steppe creates.")
-    retention_hours: PositiveFloat = Field(
-        24.0, description="How long segments are kept, where Steppe creates the topic."
+    replicas: Annotated[int, Field(ge=1, le=16)] = Field(
+        1, description="Replication factor of topics that Steppe creates."
     )
-    retention_mb: Positive = Field(1024, description="How much of each partition of experiences is kept.")
+    retention_hours: PositiveFloat = Field(24.0, description="Retention time of segments, if Steppe creates the topic.")
+    retention_mb: Positive = Field(1024, description="Retention size of each partition of experiences.")
     max_message_mb: Annotated[int, Field(ge=1, le=1024)] = Field(
-        16, description="The largest message, where Steppe creates the topics; larger segments are refused."
+        16, description="Maximum message size of topics that Steppe creates; larger segments are refused."
     )
     claim_mb: PositiveFloat = Field(
-        4.0, description="Larger weights go through a file in kafka.claims, and only its checksum through Kafka."
+        4.0,
+        description="Weights larger than this are passed as a file in kafka.claims, and only the checksum goes through Kafka.",
     )
     claims: Path | None = Field(
         None,
-        description="A directory that all roles share, for weights larger than claim_mb; in the run's own if absent.",
+        description="Shared directory for weights larger than claim_mb. Default: in the run's directory.",
     )
     replan_s: Duration = Field(
         60.0,
-        description="How long a round of mode sync waits for an actor that shows no life before the others go on without "
-        "it, until it shows up again; 0: for ever.",
+        description="Seconds that a round of mode sync waits for an actor without a heartbeat before the others continue without "
+        "it until it is back; 0 waits without limit.",
     )
     wait_s: PositiveDuration = Field(
         120.0,
-        description="How long a role waits for brokers that do not answer, or do not know their topics yet, before it gives up.",
+        description="Seconds that a role waits for unreachable brokers or missing topics before it fails.",
     )
     security: Literal["plaintext", "tls", "sasl", "sasl-tls"] = Field(
-        "plaintext", description="How brokers know whom they talk to: SASL/SCRAM, TLS, both, or not at all."
+        "plaintext", description="Authentication and encryption: none (plaintext), TLS, SASL/SCRAM, or both."
     )
-    username: str | None = Field(None, description="For sasl; its password is in STEPPE_KAFKA_PASSWORD.")
-    mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512"] = Field("SCRAM-SHA-512", description="Of sasl.")
-    ca: Path | None = Field(
-        None, description="For tls: certificates of who may sign a broker's; the system's if absent."
-    )
-    certificate: Path | None = Field(
-        None, description="For tls: this client's own certificate, if brokers ask for one."
-    )
+    username: str | None = Field(None, description="User name for sasl; the password is in STEPPE_KAFKA_PASSWORD.")
+    mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512"] = Field("SCRAM-SHA-512", description="Mechanism for sasl.")
+    ca: Path | None = Field(None, description="For tls: CA certificates for the brokers. Default: the system's.")
+    certificate: Path | None = Field(None, description="For tls: the client certificate, if the brokers require one.")
     key: Path | None = Field(
-        None, description="For tls: the certificate's private key; STEPPE_KAFKA_KEY_PASSWORD opens it if it is locked."
+        None,
+        description="For tls: the private key of the certificate; STEPPE_KAFKA_KEY_PASSWORD decrypts it if it is encrypted.",
     )
 
     @field_validator("address")
@@ -279,10 +282,10 @@ class KafkaConfig(FrozenConfig):
 
 
 class RunConfig(FrozenConfig):
-    """One experiment: the world, the algorithm, and where and how long it runs."""
+    """One experiment: environment, algorithm, runtime and duration."""
 
     env: str = Field(
-        description="Gymnasium or PettingZoo id, `module:Id`, or `module:function` that makes an environment."
+        description="Gymnasium or PettingZoo id, `module:Id`, or `module:function` that returns an environment."
     )
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
@@ -290,39 +293,41 @@ class RunConfig(FrozenConfig):
         description=f"Where the roles live: {', '.join(RUNTIMES)}, or `module:function` of your own.",
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
-        None, description="How they take turns; sync if absent, but workers for a3c."
+        None, description="How actors and learner are synchronized. Default: sync, but workers for a3c."
     )
     actors: Annotated[int, Field(gt=0, le=100_000)] = Field(
-        1, description="Actors that collect experience, or workers; auto tries what suits."
+        1, description="Number of actors or workers; auto chooses by a short measurement."
     )
     envs: Annotated[int, Field(gt=0, le=10**7)] | None = Field(
-        None, description="Environments per actor; chosen to fit if absent, auto tries what suits."
+        None,
+        description="Environments per actor; auto chooses by a short measurement. Default: depends on algorithm and environment.",
     )
     steps: Positive | None = Field(
         None,
-        description="Environment steps in total over all actors; 1,000,000 if neither steps nor episodes are given.",
+        description="Total environment steps over all actors. Default: 1,000,000, unless episodes are given.",
     )
     episodes: Positive | None = Field(None, description="Stop after this many training episodes.")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="The one seed everything random comes from.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of all random numbers.")
     target_return: Annotated[float, Field(ge=-1e12, le=1e12)] | None = Field(
-        None, description="Succeed when an evaluation's mean return reaches this."
+        None, description="End the run with success when an evaluation's mean return reaches this value."
     )
-    restarts: Count = Field(0, description="How often the run resumes by itself after its learner died.")
+    restarts: Count = Field(0, description="Maximum automatic resumes after the learner has died.")
     init_from: str | None = Field(
-        None, description="Begin with the weights of another run, by its name or directory; the optimizer begins anew."
+        None,
+        description="Start with the weights of another run, given by name or directory; the optimizer starts fresh.",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:n.")
+    device: str = Field("auto", description="Device of the learner: auto, cpu, cuda or cuda:n.")
     name: str | None = Field(None, description="Name of the run.")
-    run_dir: Path | None = Field(None, description="Directory of this run; runs/NAME if absent.")
-    environment: EnvConfig = Field(EnvConfig(), description="How the world is made and wrapped.")
+    run_dir: Path | None = Field(None, description="Directory of this run. Default: runs/NAME.")
+    environment: EnvConfig = Field(EnvConfig(), description="How the environment is created and wrapped.")
     agent: SerializeAsAny[AgentConfig] = Field(PPOConfig(), description="The algorithm's hyperparameters.")
-    flow: FlowConfig = Field(FlowConfig(), description="How experience and weights travel.")
-    evaluation: EvalConfig = Field(EvalConfig(), description="How weights are judged.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is written down.")
-    params: ParamsConfig = Field(ParamsConfig(), description="How workers' gradients become weights, in mode workers.")
-    ray: RayConfig = Field(RayConfig(), description="Where the roles live, on runtime ray.")
-    cluster: ClusterConfig = Field(ClusterConfig(), description="Other machines that learn the same, if there are any.")
-    kafka: KafkaConfig = Field(KafkaConfig(), description="How the roles reach each other, on runtime kafka.")
+    flow: FlowConfig = Field(FlowConfig(), description="How experience and weights are exchanged.")
+    evaluation: EvalConfig = Field(EvalConfig(), description="How weights are evaluated.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When checkpoints are written.")
+    params: ParamsConfig = Field(ParamsConfig(), description="How workers' gradients are applied, in mode workers.")
+    ray: RayConfig = Field(RayConfig(), description="Placement of roles, on runtime ray.")
+    cluster: ClusterConfig = Field(ClusterConfig(), description="Other machines that train together with this one.")
+    kafka: KafkaConfig = Field(KafkaConfig(), description="Connection to the brokers, on runtime kafka.")
 
     @field_validator("runtime")
     @classmethod
