@@ -73,9 +73,9 @@ def test_flags_are_explained_by_the_fields(steppe, words):
     assert "--actors N Number of actors or workers; auto chooses by a short measurement. [default: 1]" in text
     assert "--runtime NAME Where the roles live: inline, processes, mpi, ray, kafka, or" in text
     assert "One of single, sync, async, workers." in text
-    assert "--record-arrivals Async: write down which segments were learned from" in text
-    assert "--init-from RUN Begin with the weights of another run" in text
-    assert "--restarts N How often the run resumes by itself after its learner died. [default: 0]" in text
+    assert "--record-arrivals Async: record the order of learned segments" in text
+    assert "--init-from RUN Start with the weights of another run" in text
+    assert "--restarts N Maximum automatic resumes after the learner has died. [default: 0]" in text
     assert "ENV <str> Gymnasium or PettingZoo id" in text or "ENV Gymnasium or PettingZoo id" in text
 
 
