@@ -1,6 +1,6 @@
 #!/bin/sh
-# Becomes steppe, so that signals reach it, after two things that an image cannot hold: compiled kernels where numba may
-# write, which a read-only root is not, and a password from a file.
+# Executes steppe, so that it receives signals, after two steps that an image cannot contain: copy compiled kernels to a
+# writable directory (the root may be read-only), and read a password from a file.
 set -eu
 kernels=${KERNELS:-/opt/kernels}
 if [ -d "$kernels" ]; then  # the API's image has none

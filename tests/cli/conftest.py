@@ -1,4 +1,4 @@
-"""The command line, run in an empty directory with no configuration from outside."""
+"""Fixtures: the command line in an empty directory without outside configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Steppe = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def live_run(tmp_path: Path) -> Iterator[RunDirectory]:
-    """A run that this process owns and says is RUNNING, half-way through, under `tmp_path`/runs/pole."""
+    """Return a run of this process in state RUNNING, half finished, in `tmp_path`/runs/pole."""
     flags = {"env": "CartPole-v1", "actors": 2, "envs": 64, "mode": "async", "steps": 1_000_000, "target_return": 475}
     resolved = resolve_config(("flag", {**flags, "run_dir": str(tmp_path / "runs" / "pole")}))
     directory = RunDirectory.create(resolved.config, resolved.sources)
@@ -42,7 +42,7 @@ def live_run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 @contextmanager
 def beating(directory: RunDirectory) -> Iterator[None]:
-    """The run's owner says that it is there, however long a command takes."""
+    """Keep the run's heartbeat alive while a command runs."""
     ended = threading.Event()
 
     def beat() -> None:

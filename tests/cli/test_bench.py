@@ -16,7 +16,7 @@ import steppe as package
 pytestmark = pytest.mark.integration
 
 
-def test_the_benchmarks_are_listed_with_what_they_measure(steppe):
+def test_list_of_benchmarks(steppe):
     done = steppe("bench", "--json")
     listed = {one["name"]: one["about"] for one in json.loads(done.stdout)}
     assert {
@@ -46,20 +46,20 @@ def test_the_benchmarks_are_listed_with_what_they_measure(steppe):
         (["weights", "--json"], "--json works with the list only"),
     ],
 )
-def test_wrong_usage_is_one_sentence(steppe, words, said):
+def test_usage_error_is_one_sentence(steppe, words, said):
     done = steppe("bench", *words)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_an_unknown_part_is_refused_by_the_benchmark(steppe):
+def test_unknown_part_is_refused(steppe):
     done = steppe("bench", "weights", "--quick", "--part", "none")
     assert done.returncode == 2
     assert "'visible'" in done.stderr
 
 
-def test_an_installed_package_has_no_benchmarks(tmp_path):
+def test_installed_package_has_no_benchmarks(tmp_path):
     shutil.copytree(Path(package.__file__).parent, tmp_path / "site" / "steppe")
     code = "import sys; sys.argv[0] = 'steppe'; from steppe.cli.main import entry; entry()"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Clusters that meet in Ray and in an MPI world, as a user starts them: real processes, a real Ray cluster, a real mpiexec."""
+"""Clusters with the backends ray and mpi, with real processes, a real Ray cluster and a real mpiexec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPPE = Path(sys.executable).with_name("steppe")
 PROGRAM = Path(__file__).parents[1] / "support" / "parallel_learners.py"
-LEARNED = ["dqn", "ppo", "dhc"]  # what it says before the address of its cluster
+LEARNED = ["dqn", "ppo", "dhc"]  # printed before the address of its cluster
 RUN = """
 nodes = ["one", "two"]
 quorum = 2
@@ -51,13 +51,13 @@ def described(directory: Path, backend: str, more: str = "", algo: str = "ppo") 
 
 def environment(directory: Path) -> dict[str, str]:
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "token"}
-    quiet["RAY_AUTH_TOKEN"] = "0123456789abcdef" * 4  # of the cluster that these tests start
+    quiet["RAY_AUTH_TOKEN"] = "0123456789abcdef" * 4  # token of the cluster that these tests start
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
     return {**kept, **quiet, "STEPPE_RUNS": str(directory / "runs")}
 
 
 def check(directory: Path, summaries: list[dict]) -> None:
-    """Both ended well and with the same parameters, which are the server's; each saw its own world."""
+    """Check that both nodes succeeded with the server's parameters, and that each had its own seed."""
     assert [summary["state"] for summary in summaries] == ["SUCCEEDED", "SUCCEEDED"]
     runs = [RunDirectory.open(directory / "runs" / summary["run"]) for summary in summaries]
     assert sorted(json.loads((run.path / "run.json").read_text())["config"]["seed"] for run in runs) == [5, 6]
@@ -78,8 +78,8 @@ def check(directory: Path, summaries: list[dict]) -> None:
 
 
 @pytest.mark.slow
-def test_every_rank_of_an_mpi_world_is_a_node(tmp_path: Path) -> None:
-    """By gradients; the nodes in Ray exchange deltas."""
+def test_every_mpi_rank_is_a_node(tmp_path: Path) -> None:
+    """This test exchanges gradients; the nodes in Ray exchange deltas."""
     path = described(tmp_path, "mpi", 'exchange = "gradients"', "a2c")
     command = [mpi.find_mpiexec(), "-n", "2", STEPPE, "node", "--cluster", path, "--json"]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=300, check=False)
@@ -96,7 +96,7 @@ def test_every_rank_of_an_mpi_world_is_a_node(tmp_path: Path) -> None:
         (["params", "status"], 1, "from within only"),
     ],
 )
-def test_worlds_that_are_no_cluster(tmp_path: Path, words: list[str], ranks: int, said: str) -> None:
+def test_invalid_mpi_world_is_refused(tmp_path: Path, words: list[str], ranks: int, said: str) -> None:
     path = described(tmp_path, "mpi")
     command = [mpi.find_mpiexec(), "-n", str(ranks), STEPPE, *words, "--cluster", path]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False)
@@ -107,7 +107,7 @@ def test_worlds_that_are_no_cluster(tmp_path: Path, words: list[str], ranks: int
 
 @contextlib.contextmanager
 def ray_cluster(scratch: Path) -> Iterator[list[str]]:
-    """What the process says that has a Ray cluster on loopback, whose address comes last; it is brought down with the process."""
+    """Yield the output of a process with a Ray cluster on loopback; the last line is its address. The cluster ends with the process."""
     command = [sys.executable, PROGRAM, "ray", str(scratch)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(scratch), cwd=scratch
@@ -120,7 +120,7 @@ def ray_cluster(scratch: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_nodes_meet_in_a_ray_cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_nodes_share_a_server_in_a_ray_cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The program that has it finds that two nodes in it learn as one. Then two programs join it; the first brings up the server
     as an actor, which ends when both have left."""
     scratch = tmp_path_factory.mktemp("r", numbered=True)

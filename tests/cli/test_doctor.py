@@ -1,4 +1,4 @@
-"""`steppe doctor RUN` on real runs that are known to be held back by one thing, and on runs in every state."""
+"""`steppe doctor RUN` on real runs with a known bottleneck, and on runs in every state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def diagnosis(steppe, run):
         ["--runtime", "inline"],
     ],
 )
-def test_a_slow_environment_is_named(steppe, flags):
+def test_slow_environment_is_diagnosed(steppe, flags):
     words = (
         "--envs",
         "4",
@@ -59,7 +59,7 @@ def test_a_slow_environment_is_named(steppe, flags):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--mode", "async", "--actors", "2"), ("--runtime", "inline")])
-def test_a_learner_with_many_epochs_is_named(steppe, flags):
+def test_slow_learner_is_diagnosed(steppe, flags):
     words = ("--steps", "15_000", "-s", "epochs=60", "-s", "minibatch_size=64", "-s", "checkpoint.every_s=1e9")
     assert steppe("train", "CartPole-v1", "--name", "busy", *flags, *words, *QUIET).returncode == 0
     found = diagnosis(steppe, "busy")
@@ -69,7 +69,7 @@ def test_a_learner_with_many_epochs_is_named(steppe, flags):
 
 
 @pytest.mark.slow
-def test_evaluation_in_the_same_process_is_named(steppe):
+def test_evaluation_in_the_same_process_is_diagnosed(steppe):
     words = (
         "--runtime",
         "inline",
@@ -84,14 +84,14 @@ def test_evaluation_in_the_same_process_is_named(steppe):
     assert diagnosis(steppe, "judged")["rule"] == "evaluation"
 
 
-def test_a_running_run(steppe, live_run):
+def test_running_run(steppe, live_run):
     found = diagnosis(steppe, "pole")
     assert found["state"] == "RUNNING"
     assert found["phases"]["actor-0"] == {"env": 5.0, "policy": 3.0, "blocked": 2.0, "other": 0.0}
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_time_of_both_lives(steppe):
+def test_resumed_run_sums_time_before_and_after(steppe):
     words = (
         "train",
         "steppe/Sleep-v0",
@@ -112,7 +112,7 @@ def test_a_resumed_run_has_the_time_of_both_lives(steppe):
 
 
 @pytest.mark.slow
-def test_a_failed_run(steppe):
+def test_failed_run(steppe):
     words = (
         "train",
         "steppe/Failing-v0",
@@ -127,9 +127,7 @@ def test_a_failed_run(steppe):
     done, found = steppe("doctor", "broken"), json.loads(steppe("doctor", "broken", "--json").stdout)
     assert done.returncode == 0
     assert done.stdout.startswith(f"broken: {found['sentence']}")
-    assert (found["rule"] == "too_short") == (
-        found["measured"]["seconds"] < MIN_MEASURED_S
-    )  # a busy machine takes its time
+    assert (found["rule"] == "too_short") == (found["measured"]["seconds"] < MIN_MEASURED_S)  # allow for a busy machine
     assert "FAILED (environment_fault)" in done.stdout
 
 
@@ -141,7 +139,7 @@ def test_a_failed_run(steppe):
         (["pole", "--quick"], "--quick applies to the check of this machine"),
     ],
 )
-def test_mistakes_are_one_sentence(steppe, live_run, words, said):
+def test_usage_error_is_one_sentence(steppe, live_run, words, said):
     done = steppe("doctor", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr

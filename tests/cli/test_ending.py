@@ -1,4 +1,4 @@
-"""Commands that are asked to end by SIGTERM, and the help that they print."""
+"""SIGTERM to commands, and their help."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print("went on", signals.stopped)
 """
 
 
-def test_a_benchmark_that_is_terminated_stops_what_it_started(tmp_path: Path) -> None:
+def test_terminated_benchmark_stops_its_processes(tmp_path: Path) -> None:
     script = tmp_path / "sleeping.py"
     script.write_text(_BENCHMARK)
     environ = os.environ | {"PYTHONPATH": f"{ROOT / 'benchmarks'}:{os.environ.get('PYTHONPATH', '')}"}
@@ -57,13 +57,13 @@ def test_a_benchmark_that_is_terminated_stops_what_it_started(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("moment", "said"), [("begins", ""), ("learns", "went on True\n")])
-def test_a_role_with_nothing_to_lose_ends_at_once(moment: str, said: str) -> None:
-    """As during the import of torch; later it comes to a good end."""
+def test_role_without_state_exits_at_once(moment: str, said: str) -> None:
+    """For example while torch is imported; later it stops cleanly."""
     done = subprocess.run([sys.executable, "-c", _ROLE, moment], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 
-def test_the_help_of_kafka_is_one_sentence() -> None:
+def test_help_of_kafka_flag_is_one_sentence() -> None:
     text = CliRunner().invoke(app, ["train", "--help"]).output
     assert "Address of the Kafka brokers for --runtime kafka: host:port." in " ".join(text.split())
     assert "linger_ms" not in text

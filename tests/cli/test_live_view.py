@@ -1,4 +1,4 @@
-"""The picture of a run, drawn from a real run directory at several sizes. Expected figures follow from conftest's reports."""
+"""The live view of a real run directory at several sizes. Expected figures follow from the reports in conftest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(view: RunView, width: int, height: int = 50, color: str | None = None)
     return console.file.getvalue()
 
 
-def test_the_picture_says_what_the_reports_said(view):
+def test_panel_shows_the_reports(view):
     text = drawn(view, 120)
     lines = {line.split()[0]: line for line in text.splitlines() if line}
     assert "● RUNNING" in text
@@ -53,7 +53,7 @@ def test_the_picture_says_what_the_reports_said(view):
     assert "restarts 1" in text
 
 
-def test_bars_are_as_long_as_the_shares(view):
+def test_bar_length_matches_share(view):
     lines = drawn(view, 120).splitlines()
     at = lines.index("where the time goes")
     bars = [line.split()[1] for line in lines[at + 1 : at + 3]]
@@ -62,7 +62,7 @@ def test_bars_are_as_long_as_the_shares(view):
     assert "█ env 50 %  ▓ policy 30 %  ▒ blocked 20 %" in lines[at + 1]
 
 
-def test_actors_and_events_have_rows_and_control_codes_are_not_passed_on(view):
+def test_actors_and_events_are_listed_without_control_codes(view):
     text = drawn(view, 120)
     assert "actor 0     running  version 40  250,000 steps\n" in text
     assert "actor 1     running  version 40  250,000 steps  restarts 1" in text
@@ -72,31 +72,31 @@ def test_actors_and_events_have_rows_and_control_codes_are_not_passed_on(view):
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60, 80, 100, 200])
 @pytest.mark.parametrize("height", [3, 10, 16, 24, 50])
-def test_the_picture_fits_any_terminal(view, width, height):
+def test_panel_fits_any_terminal(view, width, height):
     lines = drawn(view, width, height).splitlines()
     assert 1 <= len(lines) < height
     assert all(len(line) <= width for line in lines)
     assert "RUNNING" in lines[0]
     whole = {"where the time goes": "learner", "actors": "actor 1", "events": "restart"}
-    for heading, last in whole.items():  # a section is shown whole or not at all
+    for heading, last in whole.items():  # a section is shown completely or not at all
         assert heading not in lines or any(last in line for line in lines[lines.index(heading) :])
     assert height < 50 or whole.keys() <= set(lines)
 
 
-def test_a_narrow_terminal_keeps_the_figures_and_loses_the_bars(view):
+def test_narrow_terminal_omits_bars(view):
     text = drawn(view, 40)
     assert "━" not in text
     assert "50,000 steps/s" in text
     assert "learn 75 %" in text
 
 
-def test_a_low_terminal_keeps_progress_and_loses_rows(view):
+def test_low_terminal_omits_sections(view):
     text = drawn(view, 100, height=9)
     assert "500,000 / 1,000,000" in text
     assert "actor 0" not in text
 
 
-def test_every_state_has_its_own_sign(live_run, view):
+def test_every_state_has_its_own_symbol(live_run, view):
     assert set(STATES) == set(ALL_STATES)
     assert len({sign for sign, _ in STATES.values()}) == len(ALL_STATES)
     for state in ("SUCCEEDED", "FAILED", "STOPPED"):
@@ -106,7 +106,7 @@ def test_every_state_has_its_own_sign(live_run, view):
         assert "left" not in drawn(view, 100).splitlines()[1]
 
 
-def test_only_the_terminals_own_colours_are_used(view):
+def test_only_palette_colors_are_used(view):
     colours = {
         "30",
         "37",
@@ -116,7 +116,7 @@ def test_only_the_terminals_own_colours_are_used(view):
         "97",
         "38",
         "48",
-    }  # black, white and fixed shades vanish on some background
+    }  # black, white and fixed shades are invisible on some backgrounds
     codes = {
         part
         for code in drawn(view, 100, color="truecolor").split("\x1b[")[1:]
@@ -126,7 +126,7 @@ def test_only_the_terminals_own_colours_are_used(view):
     assert not codes & colours
 
 
-def test_a_run_that_has_said_nothing_yet_can_be_drawn(tmp_path):
+def test_run_without_reports_can_be_drawn(tmp_path):
     from steppe.core.config.run import resolve_config
     from steppe.records.run_directory import RunDirectory
 
@@ -137,13 +137,13 @@ def test_a_run_that_has_said_nothing_yet_can_be_drawn(tmp_path):
     assert "evaluation not yet" in plain_line(view)
 
 
-def test_the_picture_exports_as_svg(view, tmp_path):
+def test_panel_exports_as_svg(view, tmp_path):
     console = Console(record=True, width=100, height=40, force_terminal=True, file=io.StringIO())
     console.print(render(view))
     assert "CartPole-v1" in console.export_svg(title="steppe train")
 
 
-def test_plain_lines_come_every_few_seconds_and_with_each_state(live_run, view):
+def test_plain_lines_are_printed_periodically_and_on_state_change(live_run, view):
     clock = iter([0.0, 0.2, 4.9, 5.1, 5.2])
     stream = io.StringIO()
     show = PlainLines(stream, clock=lambda: next(clock))
@@ -159,7 +159,7 @@ def test_plain_lines_come_every_few_seconds_and_with_each_state(live_run, view):
     assert lines[2].startswith("SUCCEEDED")
 
 
-def test_what_is_no_terminal_gets_no_escape_codes(view):
+def test_no_escape_codes_without_a_terminal(view):
     stream = io.StringIO()
     with live_view(stream) as show:
         show(view)
@@ -167,7 +167,7 @@ def test_what_is_no_terminal_gets_no_escape_codes(view):
     assert "RUNNING" in stream.getvalue()
 
 
-def test_the_summary_in_words(live_run, view):
+def test_summary_text(live_run, view):
     (live_run.path / "tb").mkdir()
     (live_run.checkpoints / "00000002").mkdir()
     summary = view.summary() | {"state": "SUCCEEDED", "reason": "target_reached", "time_to_target_s": 3.0}
@@ -197,7 +197,7 @@ def test_the_summary_says_how_to_resume_a_run_with_a_checkpoint(live_run, view, 
     assert (f"to resume   steppe resume {live_run.path}" in summary_text(summary, live_run.path)) == resumable
 
 
-def test_the_summary_of_a_run_that_failed_at_once(view):
+def test_summary_of_a_run_that_failed_at_once(view):
     summary = dict.fromkeys(view.summary()) | {"state": "FAILED", "reason": "environment_fault"}
     text = summary_text(summary, Path("runs/pole"))
     assert text.startswith("FAILED (environment_fault)")
@@ -220,23 +220,23 @@ def test_exit_codes_of_training(state, reason, code):
 
 
 class TestWarnings:
-    """A disk that is nearly full, and checkpoints that were passed over, stay in sight for as long as they matter."""
+    """Warnings about a nearly full disk and skipped checkpoints are shown while they apply."""
 
     @pytest.fixture
     def low(self, monkeypatch):
         monkeypatch.setattr(view_module, "free_bytes", lambda path: 100 << 10)
 
-    def test_without_a_reason_there_is_none(self, view):
+    def test_no_warning_by_default(self, view):
         view.refresh()
         assert view.warning is None
         assert "WARNING" not in drawn(view, 100)
 
     @pytest.mark.parametrize("color", [None, "truecolor"])
-    def test_it_is_said_in_words_right_below_the_state(self, view, low, color):
+    def test_warning_is_below_the_state(self, view, low, color):
         view.refresh()
         assert "⚠ WARNING  the disk is full: 100 KiB left" in drawn(view, 200, color=color).splitlines()[1]
 
-    def test_plain_lines_repeat_it(self, view, low):
+    def test_plain_lines_repeat_the_warning(self, view, low):
         view.refresh()
         stream, times = io.StringIO(), iter([0.0, 1.0, 10.0, 20.0])
         show = PlainLines(stream, clock=lambda: next(times))
@@ -244,7 +244,7 @@ class TestWarnings:
             show(view)
         assert stream.getvalue().count("WARNING: the disk is full") == 3
 
-    def test_room_counts_in_checkpoints(self, view, monkeypatch):
+    def test_free_space_is_compared_with_checkpoint_size(self, view, monkeypatch):
         monkeypatch.setattr(view_module, "free_bytes", lambda path: 150 << 20)
         details = {"path": "checkpoints/00000001", "size_bytes": 100 << 20}
         event = EventReport(run="r", kind="checkpoint", role="learner", details=details)
@@ -252,7 +252,7 @@ class TestWarnings:
         view.refresh()
         assert "the disk is full" in view.warning
 
-    def test_what_was_passed_over_is_named(self, view):
+    def test_skipped_checkpoint_is_named(self, view):
         details = {"checkpoint": 3, "damaged": ["checkpoints/00000004/state.bin is missing"]}
         event = EventReport(run="r", kind="resume", role="supervisor", details=details)
         view.directory.store.post(EVENTS, event.record())

@@ -98,7 +98,7 @@ def node_of(host: WarmHost, cluster: Path, name: str, environment: dict[str, str
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_cluster_of_processes_with_tls(cluster: Path, torch_host: WarmHost) -> None:
-    """Two nodes train; the server is stopped and begins again where it was; then it is killed, and again."""
+    """Two nodes train; the server is stopped and continues where it was; then it is killed and continues again."""
     with Served(cluster) as served:
         assert served.about["version"] == 0
         assert served.about["url"].startswith("grpcs://localhost:")
@@ -144,7 +144,7 @@ def test_a_cluster_of_processes_with_tls(cluster: Path, torch_host: WarmHost) ->
         (["params", "privacy", "--epsilon", "8", "--rounds", "0"], 2, "--rounds is out of range"),
     ],
 )
-def test_mistakes_are_one_paragraph(steppe, tmp_path: Path, words: list[str], code: int, said: str) -> None:
+def test_usage_error_is_one_paragraph(steppe, tmp_path: Path, words: list[str], code: int, said: str) -> None:
     (tmp_path / "empty.toml").write_text('parameter_server = "h:1"\n')
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(port=1))
     done = steppe(*words)
@@ -154,7 +154,7 @@ def test_mistakes_are_one_paragraph(steppe, tmp_path: Path, words: list[str], co
 
 
 @pytest.mark.slow
-def test_a_private_run_is_planned_before_it_begins(steppe) -> None:
+def test_privacy_budget_is_planned(steppe) -> None:
     """z = 1, 100 rounds, delta = 1e-5: epsilon is 91.82."""
     plan = json.loads(steppe("params", "privacy", "--noise", "1", "--rounds", "100", "--json").stdout)
     assert plan["epsilon"] == pytest.approx(91.82, abs=0.005)

@@ -1,4 +1,4 @@
-"""`steppe train --profile`, from the command line: what it writes on both runtimes, after Ctrl-C, and over a resume."""
+"""`steppe train --profile`, from the command line: files on both runtimes, after Ctrl-C, and after a resume."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seconds_at_work(directory, role):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", rest_slow("processes", "inline"))
-def test_every_role_gets_its_graph_and_the_weights_stay_the_same(steppe, tmp_path, runtime):
+def test_every_role_has_a_flame_graph_and_weights_are_unchanged(steppe, tmp_path, runtime):
     done = steppe(*WORDS, *FLAGS[runtime], "--profile")
     assert done.returncode == 0, done.stderr
     directory = profile_of(tmp_path)
@@ -72,7 +72,7 @@ def test_every_role_gets_its_graph_and_the_weights_stay_the_same(steppe, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_ctrl_c_keeps_what_was_sampled_and_a_resumed_run_adds_to_it(steppe, tmp_path, runtime):
+def test_profile_survives_ctrl_c_and_resume_adds_to_it(steppe, tmp_path, runtime):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
     words = ["train", "CartPole-v1", "--steps", "100_000_000", "--name", "pole", "--profile", *FLAGS[runtime]]
     run = subprocess.Popen([STEPPE, *words], cwd=tmp_path, env=clean, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -97,5 +97,5 @@ def test_ctrl_c_keeps_what_was_sampled_and_a_resumed_run_adds_to_it(steppe, tmp_
 
 
 def learned():
-    """Whether the run of this name has learned something."""
+    """Whether the run of this name has made an update."""
     return trained("pole") and opened("pole").store.read(TRAINING)[-1][1]["phases"]["learn"] > 0

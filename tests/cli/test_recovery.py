@@ -1,4 +1,4 @@
-"""`resume`, `checkpoints`, `rerun`, `reproduce`, `diff` and `--init-from` of the real executable, on runs it made itself."""
+"""`resume`, `checkpoints`, `rerun`, `reproduce`, `diff` and `--init-from` with the real executable, on its own runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train(steppe, name, *words):
     return json.loads(done.stdout)
 
 
-def test_resume_goes_on_to_more_steps_and_says_how(steppe, tmp_path):
+def test_resume_with_more_steps(steppe, tmp_path):
     first = train(steppe, "pole", "-s", "checkpoint.every_episodes=5")
     assert set(first) == set(KEYS)
     assert first["resume"] is None
@@ -49,7 +49,7 @@ def test_resume_goes_on_to_more_steps_and_says_how(steppe, tmp_path):
 
 
 @pytest.mark.slow
-def test_damaged_checkpoints_are_listed_and_named_loudly(steppe, tmp_path):
+def test_damaged_checkpoints_are_listed_and_reported(steppe, tmp_path):
     train(steppe, "pole", "-s", "checkpoint.every_episodes=5", "-s", "checkpoint.keep=2")
     listed = json.loads(steppe("checkpoints", "pole", "--json").stdout)
     older, newest, best = listed
@@ -79,7 +79,7 @@ def test_damaged_checkpoints_are_listed_and_named_loudly(steppe, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_rerun_compares_and_answers_by_its_exit_code(steppe, tmp_path):
+def test_rerun_compares_weights_and_sets_exit_code(steppe, tmp_path):
     recorded = train(steppe, "free", "--mode", "async", "--actors", "2", "--record-arrivals", "--seed", "4")
     done = steppe("rerun", "free", "--json")
     assert done.returncode == 0, done.stderr
@@ -102,7 +102,7 @@ def test_rerun_compares_and_answers_by_its_exit_code(steppe, tmp_path):
 
 
 @pytest.mark.slow
-def test_reproduce_shows_the_traceback_and_answers_by_its_exit_code(steppe, tmp_path):
+def test_reproduce_shows_traceback_and_sets_exit_code(steppe, tmp_path):
     failing = ("steppe/Failing-v0", "--name", "bad", "-s", "environment.kwargs={at_step = 40}")
     done = steppe("train", *failing, "--steps", "10000", *SMALL)
     assert done.returncode == 1
@@ -161,7 +161,7 @@ def test_init_from_and_diff(steppe, tmp_path):
         (["train", "CartPole-v1", "--restarts", "-1"], "restarts=-1"),
     ],
 )  # fmt: skip
-def test_wrong_usage_of_recovery_is_one_paragraph_with_code_2(steppe, tmp_path, words, said):
+def test_usage_error_is_one_paragraph_with_code_2(steppe, tmp_path, words, said):
     done = steppe(*words)
     assert done.returncode == 2
     assert said in done.stderr

@@ -1,4 +1,4 @@
-"""`runs`, `watch` and `stop` on a real run directory that the test owns, from another process."""
+"""`runs`, `watch` and `stop` on a real run directory of the test, from another process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wait_for_command(live_run, process) -> dict:
     return commands[0][1]
 
 
-def test_runs_in_an_empty_place(steppe):
+def test_runs_in_an_empty_directory(steppe):
     assert "contains no runs yet" in steppe("runs").stdout
     assert json.loads(steppe("runs", "--json").stdout) == []
 
@@ -51,7 +51,7 @@ def test_runs_lists_state_and_results(steppe, live_run):
     assert (listed["run"], listed["state"], listed["summary"]["env_steps"]) == ("pole", "SUCCEEDED", 12_345)
 
 
-def test_runs_are_found_where_the_variable_says(steppe, live_run):
+def test_runs_are_found_in_steppe_runs(steppe, live_run):
     done = steppe("runs", "--json", STEPPE_RUNS=str(live_run.path.parent))
     assert [run["run"] for run in json.loads(done.stdout)] == ["pole"]
 
@@ -67,7 +67,7 @@ def test_stop_without_waiting_posts_one_command(steppe, live_run):
     assert json.loads(done.stdout)["command"] == command["id"]
 
 
-def test_stop_waits_for_the_end(live_run):
+def test_stop_with_wait(live_run):
     process = start(live_run, "stop", "pole", "--wait")
     wait_for_command(live_run, process)
     assert process.poll() is None
@@ -76,13 +76,13 @@ def test_stop_waits_for_the_end(live_run):
     assert (process.returncode, out, err) == (0, "pole has ended: STOPPED\n", "")
 
 
-def test_stop_that_is_not_obeyed_in_time_fails(steppe, live_run):
+def test_stop_fails_after_the_timeout(steppe, live_run):
     done = steppe("stop", "pole", "--wait", "--timeout-s", "0")
     assert done.returncode == 1
     assert "still RUNNING after 0 s" in done.stderr
 
 
-def test_stopping_what_has_ended_is_a_conflict(steppe, live_run):
+def test_stopping_an_ended_run_is_a_conflict(steppe, live_run):
     live_run.store.set_status("FAILED", "environment_fault")
     done = steppe("stop", "pole")
     assert done.returncode == 4
@@ -98,7 +98,7 @@ def test_stopping_a_run_whose_process_died_is_a_conflict(steppe, live_run):
     assert "LOST" in done.stderr
 
 
-def test_watching_what_has_ended_prints_the_final_view(steppe, live_run):
+def test_watching_an_ended_run_prints_the_final_view(steppe, live_run):
     live_run.store.set_status("SUCCEEDED", "steps_done")
     done = steppe("watch", "pole")
     assert done.returncode == 0
@@ -118,7 +118,7 @@ def test_watch_follows_in_json_until_the_end(live_run):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_watch_gives_the_terminal_back(live_run, number):
+def test_interrupted_watch_restores_the_terminal(live_run, number):
     ours, theirs = pty.openpty()
     process = start(
         live_run, "watch", "pole", stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
@@ -128,9 +128,9 @@ def test_an_interrupted_watch_gives_the_terminal_back(live_run, number):
     while b"actor 0" not in seen:
         live_run.store.heartbeat()
         seen += os.read(ours, 65536)
-    assert b"\x1b[?25l" in seen  # the cursor is hidden while the picture changes
+    assert b"\x1b[?25l" in seen  # the cursor is hidden while the view is updated
     process.send_signal(number)
-    with contextlib.suppress(OSError):  # a pty ends with an error
+    with contextlib.suppress(OSError):  # reading a closed pty raises an error
         while chunk := os.read(ours, 65536):
             seen += chunk
     os.close(ours)
@@ -140,7 +140,7 @@ def test_an_interrupted_watch_gives_the_terminal_back(live_run, number):
     assert live_run.store.read(COMMANDS) == []
 
 
-def test_reserved_stdout_carries_one_object_whatever_else_is_printed():
+def test_reserved_stdout_contains_only_the_json_object():
     script = """
         import os, subprocess
         from steppe.cli.output import emit, reserved_stdout

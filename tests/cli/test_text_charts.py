@@ -1,4 +1,4 @@
-"""Small pictures, against values worked out by hand."""
+"""Text charts, compared with values calculated by hand."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from steppe.cli import text_charts
 pytestmark = pytest.mark.unit
 
 
-def test_a_sparkline_goes_from_lowest_to_highest():
+def test_sparkline_spans_minimum_to_maximum():
     assert text_charts.sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
 
 
-def test_a_sparkline_averages_what_does_not_fit():
+def test_sparkline_averages_values_beyond_its_width():
     assert text_charts.sparkline([0, 2, 7, 9], 2) == "▁█"
     assert text_charts.sparkline([5, 5, 0, 0, 5, 5], 3) == "█▁█"
 
 
-def test_a_sparkline_of_nothing_or_of_equals():
+def test_sparkline_of_empty_or_constant_values():
     assert text_charts.sparkline([], 10) == ""
     assert text_charts.sparkline([math.nan], 10) == ""
     assert text_charts.sparkline([1, math.nan, math.inf, 2], 10) == "▁█"
@@ -31,7 +31,7 @@ def test_a_sparkline_of_nothing_or_of_equals():
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=300), st.integers(1, 80))
-def test_a_sparkline_is_never_wider_than_asked(values, width):
+def test_sparkline_never_exceeds_its_width(values, width):
     line = text_charts.sparkline(values, width)
     assert len(line) == min(width, len(values))
     assert set(line) <= set(text_charts.TICKS)
@@ -53,13 +53,13 @@ def test_a_bar_fills_its_width_when_shares_add_up_to_one(shares, width):
     assert all(abs(size - share * width) <= 1 for size, share in zip(columns, normal, strict=True))
 
 
-def test_progress_shows_done_and_undone_without_colour():
+def test_progress_bar_works_without_color():
     assert text_charts.progress(0.5, 4) == "━━──"
     assert text_charts.progress(2.0, 3) == "━━━"
     assert text_charts.progress(0.0, 3) == "───"
 
 
-def test_numbers_in_words():
+def test_number_formats():
     assert text_charts.count(1234567) == "1,234,567"
     assert text_charts.count(None) == "–"
     assert text_charts.decimal(475.04) == "475.0"

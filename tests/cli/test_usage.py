@@ -1,4 +1,4 @@
-"""Exit codes, streams, precedence and start-up of the real executable. What is expected is written out here by hand."""
+"""Exit codes, streams, precedence and start-up of the real executable. Expected values are written by hand."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_the_readme_lists_every_command(steppe):
 
 
 @pytest.mark.parametrize("words", [["train"], ["config", "show"]])
-def test_flags_are_explained_by_the_fields(steppe, words):
+def test_help_of_flags_comes_from_config_fields(steppe, words):
     done = steppe(*words, "--help")
     text = " ".join(done.stdout.split())
     assert done.returncode == 0
     assert "--actors N Number of actors or workers; auto chooses by a short measurement. [default: 1]" in text
-    assert "--runtime NAME Where the roles live: inline, processes, mpi, ray, kafka, or" in text
+    assert "--runtime NAME Where the roles run: inline, processes, mpi, ray, kafka, or" in text
     assert "One of single, sync, async, workers." in text
     assert "--record-arrivals Async: record the order of learned segments" in text
     assert "--init-from RUN Start with the weights of another run" in text
@@ -114,7 +114,7 @@ def test_version(steppe):
         (["train", "CartPole-v1", "-s", f"hidden={[65_536] * 8}"], "lower what needs most"),
     ],
 )
-def test_wrong_usage_is_one_paragraph_with_code_2_and_writes_nothing(steppe, tmp_path, words, said):
+def test_usage_error_is_one_paragraph_with_code_2_and_writes_nothing(steppe, tmp_path, words, said):
     done = steppe(*words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -130,7 +130,7 @@ def test_a_file_that_is_not_toml_is_named(steppe, tmp_path):
     assert "bad.toml is not valid TOML" in done.stderr
 
 
-def test_flags_win_over_the_environment_over_the_file_over_defaults(steppe, tmp_path):
+def test_precedence_is_flags_environment_file_defaults(steppe, tmp_path):
     (tmp_path / "e.toml").write_text(
         'env = "CartPole-v1"\nsteps = 10\nseed = 1\nactors = 2\n[agent]\nclip = 0.3\nepochs = 7\n[flow]\nmax_lag = 3\n'
     )
@@ -176,18 +176,18 @@ def test_numbers_may_be_written_as_in_toml(steppe):
     assert shown["seed"]["value"] == 1_000
 
 
-def test_a_name_of_digits_stays_a_name(steppe):
+def test_name_of_digits_stays_text(steppe):
     shown = json.loads(steppe("config", "show", "X-v0", "--name", "42", "--json").stdout)
     assert shown["name"]["value"] == "42"
 
 
-def test_an_unknown_variable_is_an_error_too(steppe):
+def test_unknown_environment_variable_is_an_error(steppe):
     done = steppe("config", "show", "CartPole-v1", STEPPE_SEEED="1")
     assert done.returncode == 2
     assert done.stderr == "steppe: unknown key 'seeed' in the variable STEPPE_SEEED. Did you mean 'seed'?\n"
 
 
-def test_a_module_beside_the_user_is_found_and_hides_nothing(steppe, tmp_path):
+def test_module_in_the_working_directory_is_found_and_shadows_nothing(steppe, tmp_path):
     (tmp_path / "mine.py").write_text("import gymnasium\n\ndef pole():\n    return gymnasium.make('CartPole-v1')\n")
     (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')\n")
     words = ("--actors", "2", "--envs", "2", "--steps", "64", "-s", "segment_steps=16", "-s", "evaluation.episodes=1")
@@ -239,7 +239,7 @@ def test_envs(steppe):
 
 
 @pytest.mark.slow
-def test_doctor_finds_this_machine_fit(steppe):
+def test_doctor_reports_this_machine_ready(steppe):
     done = steppe("doctor", "--json")
     report = json.loads(done.stdout)
     found = {finding["what"]: finding for finding in report["findings"]}
@@ -273,7 +273,7 @@ def test_an_unexpected_exception_keeps_its_traceback():
     assert "ZeroDivisionError: not foreseen" in done.stderr
 
 
-def test_an_environment_fault_shows_the_environments_own_traceback():
+def test_environment_fault_shows_its_traceback():
     script = """
         import sys
         from steppe.cli import main

@@ -1,4 +1,4 @@
-"""`steppe warm`: what it leaves to compile for the runs that come after it, which is nothing."""
+"""`steppe warm`: later runs compile nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNS = {
     "recurrent": {"env": "CartPole-v1", "recurrent": True, "cell": "gru"},
     "q-learning": {"env": "steppe/TicTacToe-v0", "algo": "q-learning", "mode": "workers", "actors": 2},
 }
-# All in one process, so that their roles are forks of one server that has imported torch.
+# All in one process, so that their roles are forks of one fork server with torch imported.
 TRAINING = f"""
 from steppe import train
 for name, settings in {RUNS}.items():
@@ -57,15 +57,15 @@ server.federated_averaging({"a": {"w": np.ones(9)}, "b": {"w": np.ones(9)}})
 
 
 def kernels_in(text: str) -> set[str]:
-    """The files of compiled kernels that numba says it has loaded or written, with NUMBA_DEBUG_CACHE set."""
+    """Return the cache files that numba reports as loaded or written, with NUMBA_DEBUG_CACHE set."""
     return set(re.findall(r"\[cache\] data (?:loaded from|saved to) '(.+\.nbc)'", text))
 
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # compiles everything there is, where set-up has not done so
-def test_after_it_default_runs_compile_nothing(tmp_path):
-    """Each kernel that they load is one that `steppe warm` loads, or compiles where it is not there."""
+@pytest.mark.timeout(600)  # compiles all kernels if the set-up has not done so
+def test_default_runs_compile_nothing_after_warm(tmp_path):
+    """Each kernel that they load is one that `steppe warm` loads or compiles."""
     place = {**os.environ, "NUMBA_DEBUG_CACHE": "1", "STEPPE_RUNS": str(tmp_path / "runs")}
 
     def run(*command):
@@ -89,8 +89,8 @@ def test_after_it_default_runs_compile_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_it_compiled_is_counted_and_found_again(tmp_path, monkeypatch, capsys):
-    """With a cache of its own, as far as the workers' tables go."""
+def test_compiled_kernels_are_counted_and_cached(tmp_path, monkeypatch, capsys):
+    """Uses its own cache and compiles only the group of tabular workers."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(warming, "PARALLEL_GROUPS", (("workers",),))
     warming.warm(as_json=True)
@@ -100,7 +100,7 @@ def test_what_it_compiled_is_counted_and_found_again(tmp_path, monkeypatch, caps
     assert capsys.readouterr().out == "All kernels were already compiled.\n"
 
 
-def test_without_a_place_for_it_there_is_one_sentence(steppe, tmp_path):
+def test_unwritable_cache_is_one_sentence(steppe, tmp_path):
     nowhere = tmp_path / "file"
     nowhere.write_text("not a directory")
     done = steppe("warm", NUMBA_CACHE_DIR=str(nowhere / "inside"))
@@ -111,8 +111,8 @@ def test_without_a_place_for_it_there_is_one_sentence(steppe, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_kernels_older_than_any_source_of_kernels_are_forgotten(tmp_path):
-    """b.py calls a kernel of a.py; only a.py has changed, and numba itself would not notice."""
+def test_stale_kernels_are_deleted(tmp_path):
+    """b.py calls a kernel of a.py; only a.py has changed, which numba does not detect."""
     cache = tmp_path / "__pycache__"
     cache.mkdir()
     times = {"b.py": 100, "plain.py": 900, "a.py": 500}

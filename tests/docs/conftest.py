@@ -1,4 +1,4 @@
-"""Examples and the pages' code run in forks of a process that has imported torch already."""
+"""Fixture: run examples and code blocks in forks of a process with torch imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python blocks of every page run as they stand, in the order of the page, after what the page assumes to be there."""
+"""Runs the Python blocks of every page in order, after the set-up that the page assumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES = {
 }
 ELSEWHERE = {"docs/extending.md"}  # test_extending.py
 
-# (page, number of the block) → what its reader has at that point.
+# (page, number of the block) → set-up code that runs before the block.
 BEFORE = {
     ("README.md", 0): "import numpy as np; observation = np.zeros(4, np.float32)",
     ("docs/atari.md", 0): """
@@ -64,13 +64,13 @@ BEFORE = {
 AFTER = {("docs/parameter-server.md", 5): "server.stop_server()", ("docs/composition.md", 3): "environment.shutdown()"}
 
 
-def test_the_pages_are_found():
+def test_pages_are_found():
     assert sum(bool(blocks) for blocks in PAGES.values()) >= 10
     assert all(number < len(PAGES[page]) for page, number in {**BEFORE, **AFTER})
 
 
 @pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks and page not in ELSEWHERE])
-def test_the_blocks_run(page, warm_python, tmp_path, tmp_path_factory):
+def test_blocks_run(page, warm_python, tmp_path, tmp_path_factory):
     parts = []
     for number, block in enumerate(PAGES[page]):
         parts += [dedent(BEFORE.get((page, number), "")), block, AFTER.get((page, number), "")]
@@ -86,7 +86,7 @@ def test_the_blocks_run(page, warm_python, tmp_path, tmp_path_factory):
 
 
 def here(code: str, folder: Path) -> str:
-    """The code with addresses of this machine, the certificates that it names, and less training."""
+    """Replace addresses, certificates and numbers of training steps for the test."""
     if "server.pem" in code:
         certificate(folder, "server")
         (folder / "ca.pem").write_bytes((folder / "server.pem").read_bytes())

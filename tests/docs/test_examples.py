@@ -1,4 +1,4 @@
-"""Every example runs as a user would run it, only shorter, and says what it should."""
+"""Runs every example as a user does, but shorter, and checks its output."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ SLOW = {"ray_actors.py", "ensemble.py"}  # only in make test-all
 
 @pytest.fixture
 def run(warm_python: WarmHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run an example with arguments and return what it prints; it must not warn."""
+    """Run an example with arguments and return its output; it must not print warnings."""
     environ = {**os.environ, "STEPPE_RUNS": str(tmp_path), "PYTHONWARNINGS": "error"}
 
     def run_example(name: str, arguments: list[str]) -> str:
-        # From a directory of its own: what a script defines is found by its path, wherever it is run from.
+        # In another directory: definitions of a script are found by its path.
         done = warm_python.run([str(EXAMPLES / name), *arguments], environ, tmp_path, tmp_path_factory.mktemp("logs"))
         return output_of(done)
 
@@ -51,7 +51,7 @@ def run(warm_python: WarmHost, tmp_path: Path, tmp_path_factory: pytest.TempPath
 
 
 def output_of(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a process printed that ended well without a word on standard error."""
+    """Return the output of a process that succeeded with an empty stderr."""
     assert done.returncode == 0, done.stderr
     assert not done.stderr.strip(), done.stderr
     return done.stdout
@@ -78,8 +78,8 @@ def test_every_example_is_short_and_run_here() -> None:
         ),
     ],
 )
-def test_every_promised_pattern_is_an_example(name: str, call: str) -> None:
-    """And is run below, or above."""
+def test_every_documented_pattern_has_an_example(name: str, call: str) -> None:
+    """The examples are run by the other tests."""
     text = " ".join((EXAMPLES / name).read_text().split())
     assert call in text.replace("( ", "(").replace(" )", ")")
 
@@ -93,7 +93,7 @@ def test_example(name: str, run: Run) -> None:
 
 
 def test_two_machines_train_together(tmp_path: Path) -> None:
-    """Each is a process here. The second one is there first, and waits for the server."""
+    """Each machine is a process here. The second one starts first and waits for the server."""
     environ = {**os.environ, "STEPPE_RUNS": str(tmp_path), "PYTHONWARNINGS": "error"}
     nodes = [
         subprocess.Popen(
@@ -116,8 +116,8 @@ def test_two_machines_train_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_one_word_changes_the_runtime_and_nothing_else(tmp_path: Path) -> None:
-    """These two are run by the interpreter itself, as a user does."""
+def test_runtime_is_changed_by_one_word(tmp_path: Path) -> None:
+    """Runs both with the interpreter itself, as a user does."""
     weights = set()
     environ = {**os.environ, "STEPPE_RUNS": str(tmp_path), "PYTHONWARNINGS": "error"}
     for runtime in ("inline", "processes"):

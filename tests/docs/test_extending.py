@@ -1,4 +1,4 @@
-"""The code in docs/extending.md runs as it stands, block by block, in one module."""
+"""Runs the code of docs/extending.md, block by block, in one module."""
 
 import importlib
 import re
@@ -23,8 +23,8 @@ def test_every_extension_point_has_an_example_that_runs(monkeypatch, tmp_path):
     assert titles[:6] == ["Environment", "Wrapper", "Network", "Algorithm", "Callback", "Runtime"]
 
 
-def test_the_conformance_suite_on_the_page_finds_the_environment_sound(pytester_run):
-    """The page's last block, run by pytest itself as a reader would."""
+def test_environment_on_the_page_passes_its_conformance_suite(pytester_run):
+    """Runs the page's last block with pytest, as a reader does."""
     result = pytester_run("\n".join(code.split("\nresult = ")[0] for _, code in (BLOCKS[0], BLOCKS[-1])))
     assert result.returncode == 0, result.stdout
     assert " passed" in result.stdout

@@ -290,7 +290,7 @@ class RunConfig(FrozenConfig):
     algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
         "processes",
-        description=f"Where the roles live: {', '.join(RUNTIMES)}, or `module:function` of your own.",
+        description=f"Where the roles run: {', '.join(RUNTIMES)}, or `module:function` of your own.",
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
         None, description="How actors and learner are synchronized. Default: sync, but workers for a3c."
