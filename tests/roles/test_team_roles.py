@@ -32,7 +32,7 @@ def maze(seed=0, num_envs=2):
 class Listener(ScriptedPolicy):
     """Stays, and remembers whom it was told that agents hear."""
 
-    hears = True
+    communicates = True
 
     def __init__(self):
         super().__init__()

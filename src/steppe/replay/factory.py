@@ -54,7 +54,7 @@ def make_memory(
     from steppe.replay.sequence_memory import SequenceMemory, SequenceSamplingConfig
     from steppe.replay.transition_memory import ReplayMemory, SamplingConfig  # imports numba: only if needed
 
-    given = {name: getattr(agent, name) for name in type(agent).model_fields}
+    given = dict(agent)
     of = partial(_select, given)
     used: ReplayBufferPool | RemoteReplayPool
     if replay_clients:
@@ -79,7 +79,7 @@ def make_replay_shard(
     from steppe.replay.sequence_windows import SequenceReplay, step_fields
     from steppe.replay.transition_memory import ensure_columns
 
-    given = {name: getattr(agent, name) for name in type(agent).model_fields}
+    given = dict(agent)
     disk = _storage_directory(str(given.get("buffer_storage", "memory")), directory, None)
     pool = _pool(agent, {**given, "buffer_size": _capacity_per_buffer(given, num_shards)}, spec, 1, None, disk, 1)
     sequences = agent.memory == "sequences"
@@ -157,12 +157,13 @@ def estimate_replay_bytes(agent: AgentConfig, spec: SegmentSpec, num_actors: int
 
     The total includes the rows of n-step windows that are still open.
     """
-    return _estimate_bytes(agent, {name: getattr(agent, name) for name in type(agent).model_fields}, spec, num_actors)
+    return _estimate_bytes(agent, dict(agent), spec, num_actors)
 
 
 def require_replay_memory(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> None:
     """Raise ConfigError unless the agent's replay fits into the available memory; replay on disk is not checked."""
-    if getattr(agent, "buffer_size", None) is not None and getattr(agent, "buffer_storage", "memory") == "memory":
+    given = dict(agent)
+    if given.get("buffer_size") is not None and given.get("buffer_storage", "memory") == "memory":
         _require_available(*estimate_replay_bytes(agent, spec, num_actors), None)
 
 

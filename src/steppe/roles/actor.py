@@ -11,10 +11,7 @@ from steppe.core.contracts.algorithm import Policy, Tree
 from steppe.core.contracts.env import (
     ResumeKind,
     SegmentEnv,
-    assign_curriculum_stages,
-    get_action_masks,
     get_agent_returns,
-    get_comm_mask,
     num_rows,
 )
 from steppe.core.contracts.errors import CannotResume, EnvironmentFault
@@ -28,8 +25,9 @@ from steppe.core.system.process import rss_bytes
 from steppe.core.system.timing import PhaseTimer
 from steppe.envs.vector.finite import require_finite
 from steppe.roles.action_log import ActionLog, SaveFault
+from steppe.roles.bound_policy import BoundPolicy
 from steppe.roles.context import PAUSE, POLICY, RESTART, Context, run_role
-from steppe.roles.evaluation import act_in_env, mean_returns_by_agent
+from steppe.roles.evaluation import mean_returns_by_agent
 from steppe.roles.quota import EpisodeQuota
 from steppe.roles.scheduling import CollectPolicy
 
@@ -57,6 +55,7 @@ class Actor:
         self.env_steps = self.episodes = 0  # of complete segments, restarts included
         self.pending: Segment | None = None
         self.env, self.policy, self.collect_policy, self.context = env, policy, collect_policy, context
+        self._bound_policy = BoundPolicy(policy, env)
         self.phases = PhaseTimer("env", "policy", "blocked", "other")
         self._obs = np.zeros((num_rows(env), *env.spec.obs.shape), env.spec.obs.dtype)
         self._begun = False
@@ -109,7 +108,7 @@ class Actor:
 
     def fill(self, segment: Segment) -> bool:
         """Fill a segment with T steps of every environment, header and state; return False if asked to stop."""
-        assign_curriculum_stages(self.env, self.policy)
+        self._bound_policy.assign_curriculum_stages()
         self._begin()
         started_s = self.context.clock()
         obs = segment["obs"]
@@ -120,10 +119,10 @@ class Actor:
             if self.context.ending:
                 return False
         if "mask" in segment.columns:
-            masks = get_action_masks(self.env)
+            masks = self._bound_policy.action_masks
             segment["mask"][-1] = True if masks is None else masks
         if "comm_mask" in segment.columns:
-            segment["comm_mask"][-1] = get_comm_mask(self.env)
+            segment["comm_mask"][-1] = self._bound_policy.comm_mask
         self.phases.switch("other")
         require_finite(segment, segment.spec.num_steps, self._where)
         self._obs[...] = obs[-1]
@@ -205,8 +204,8 @@ class Actor:
         try:
             self.phases.switch("policy")
             if "comm_mask" in segment.columns:
-                segment["comm_mask"][t] = get_comm_mask(self.env)
-            segment.write(t, act_in_env(self.policy, self.env, segment["obs"][t]))
+                segment["comm_mask"][t] = self._bound_policy.comm_mask
+            segment.write(t, self._bound_policy.act(segment["obs"][t]))
             self.phases.switch("env")
             self.env.step(segment["action"][t], segment, t)
             if self.quota is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from steppe.core.contracts.algorithm import Policy
-from steppe.core.contracts.env import SegmentEnv, get_action_masks, get_agent_returns, get_comm_mask, num_rows
+from steppe.core.contracts.env import SegmentEnv, get_agent_returns, num_rows
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.system import seeding
+from steppe.roles.bound_policy import BoundPolicy
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Evaluator:
 
     def __init__(self, env: SegmentEnv, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
         self.env, self.policy, self.seed, self.max_steps = env, policy, seed, max_steps
+        self._bound_policy = BoundPolicy(policy, env)
         known = env.spec
         spec = SegmentSpec(1, num_rows(env), known.obs, known.action.field, num_agents=known.num_agents)
         self._row = Segment.blank(spec)
@@ -97,7 +99,7 @@ class Evaluator:
 
     def _step(self, *, explore: bool) -> np.ndarray:
         obs = self._row["obs"]
-        action = act_in_env(self.policy, self.env, obs[0], explore=explore)["action"]
+        action = self._bound_policy.act(obs[0], explore=explore)["action"]
         self.env.step(action, self._row, 0)
         obs[0] = obs[1]
         return np.flatnonzero(self._row.ended[0])
@@ -109,18 +111,6 @@ class Evaluator:
                 result.returns.append(total)
                 result.lengths.append(length)
                 result.terminated.append(False)
-
-
-def act_in_env(policy: Policy, env: SegmentEnv, obs: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
-    """Return the policy's action and recorded columns, given the environment's action and communication masks."""
-    masks_by_name: dict[str, np.ndarray] = {}
-    masks = get_action_masks(env)
-    if masks is not None:  # policies with index observations accept masks
-        masks_by_name["masks"] = masks
-    if getattr(policy, "hears", False):
-        masks_by_name["comm_mask"] = get_comm_mask(env)
-    choose: Callable[..., Mapping[str, np.ndarray]] = policy.act
-    return choose(obs, env.starts, explore=explore, **masks_by_name)
 
 
 def mean_returns_by_agent(names: tuple[str, ...], returns: np.ndarray) -> dict[str, float]:

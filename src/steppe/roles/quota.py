@@ -10,16 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
-from steppe.core.contracts.env import SegmentEnv
+from steppe.core.contracts.env import RetiringEnv, SegmentEnv
 from steppe.core.contracts.segment import Segment, find_episode_ends
 
 
 class _EpisodeCounter:
     """Count the episodes of open environments. Steps of closed ones are written with `valid == False`; environments
-    that have `retire` do not step them. Subclasses decide which are open."""
+    of the kind RetiringEnv do not step them. Subclasses decide which are open."""
 
     def __init__(self, env: SegmentEnv) -> None:
-        self._env, self._num_agents = env, env.spec.num_agents
+        self._num_agents = env.spec.num_agents
+        self._retiring_env = env if isinstance(env, RetiringEnv) else None
         self._open = np.zeros(env.num_envs, np.bool_)
         self._counts: list[bool] = []  # for each finished episode of the environment: whether it was counted
 
@@ -44,9 +45,8 @@ class _EpisodeCounter:
         raise NotImplementedError
 
     def _retire(self) -> None:
-        retire = getattr(self._env, "retire", None)
-        if retire is not None:
-            retire(np.flatnonzero(~self._open).tolist())
+        if self._retiring_env is not None:
+            self._retiring_env.retire(np.flatnonzero(~self._open).tolist())
 
 
 class EpisodeQuota(_EpisodeCounter):
@@ -100,8 +100,6 @@ class EpisodeClaims(_EpisodeCounter):
     def __init__(self, env: SegmentEnv) -> None:
         super().__init__(env)
         self.left = 0  # episodes to play, those in progress included
-        # Without `retire`, closed environments keep stepping and can open when their episode ends.
-        self._can_retire = hasattr(env, "retire")
         self._at_start = np.ones(env.num_envs, np.bool_)
 
     @property
@@ -119,7 +117,8 @@ class EpisodeClaims(_EpisodeCounter):
         return bool(self._open.all()) and self.left >= (num_rows + 1) * len(self._open)
 
     def _end(self, over: np.ndarray) -> None:
-        self._at_start = self._at_start & ~self._open | over if self._can_retire else over
+        # Without `retire`, closed environments keep stepping and can open when their episode ends.
+        self._at_start = self._at_start & ~self._open | over if self._retiring_env is not None else over
         if over.any():
             self.left -= int(np.count_nonzero(over & self._open))
             self._open &= ~over

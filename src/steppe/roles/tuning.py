@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.contracts.algorithm import Agent, Tree, Tunable
+from steppe.core.algorithms import AgentConfig
+from steppe.core.contracts.algorithm import Agent, ConfiguredAgent, Tree, Tunable
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.transport import SET
 from steppe.core.contracts.weights import Weights
@@ -31,8 +32,8 @@ class LiveHyperparameters:
     def __init__(self, agent: Agent, live: Sequence[str] | None = None) -> None:
         """`live` are the fields that may change during the run; None: the command names them."""
         self._agent, self._live = agent, live
-        config = getattr(agent, "config", None)
-        self._began: Tree = {name: getattr(config, name) for name in live or () if hasattr(config, name)}
+        config = config_values(agent)
+        self._began: Tree = {name: config[name] for name in live or () if name in config}
         self.values: Tree = dict(self._began)
         self._answered: deque[str] = deque(maxlen=_MAX_ANSWERED_IDS)
 
@@ -102,10 +103,16 @@ class LiveHyperparameters:
         return Weights.from_arrays({"values": padded}).stamped(version=version, updates=0, env_steps=0)
 
 
+def config_values(agent: Agent) -> Mapping[str, Any]:
+    """Return the agent's hyperparameters by name; empty if it does not show its configuration."""
+    config = agent.config if isinstance(agent, ConfiguredAgent) else None
+    return dict(config) if isinstance(config, AgentConfig) else {}
+
+
 def apply_live_hyperparameters(agent: Agent, record: Weights) -> None:
     """Apply the values of `LiveHyperparameters.record` to a worker's agent."""
     values = json.loads(record.arrays()["values"].tobytes())
-    config = getattr(agent, "config", None)
-    changed = {name: value for name, value in values.items() if getattr(config, name, None) != value}
+    config = config_values(agent)
+    changed = {name: value for name, value in values.items() if config.get(name) != value}
     if changed and isinstance(agent, Tunable):
         agent.retune(changed)

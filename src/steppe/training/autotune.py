@@ -25,7 +25,7 @@ from steppe.core.contracts.specs import EnvSpec
 from steppe.core.system import seeding
 from steppe.envs.factory import make_segment_env, probe
 from steppe.replay.factory import make_memory
-from steppe.roles.evaluation import act_in_env
+from steppe.roles.bound_policy import BoundPolicy
 from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import segment_spec
 
@@ -157,12 +157,13 @@ def _timed_fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: floa
 
 def _fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> int:
     """Act for that many seconds, at least one step, overwriting the segment cyclically; return the vector steps."""
+    bound_policy = BoundPolicy(agent, world)
     until_s, steps, last = time.perf_counter() + seconds, 0, segment.spec.num_steps
     while not steps or time.perf_counter() < until_s:
         t = steps % last
         if steps and t == 0:
             segment["obs"][0] = segment["obs"][last]
-        segment.write(t, act_in_env(agent, world, segment["obs"][t]))
+        segment.write(t, bound_policy.act(segment["obs"][t]))
         world.step(segment["action"][t], segment, t)
         steps += 1
     segment["obs"][0] = segment["obs"][(steps - 1) % last + 1]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from steppe.core.config.run import RunConfig
-from steppe.core.contracts.algorithm import Agent
+from steppe.core.contracts.algorithm import Agent, CommunicatingPolicy
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
@@ -58,7 +58,8 @@ class LoadedMultiAgentPolicy:
             put(seen, place, (raw, [True]) if agent in self._in_turns else raw)
             there[place] = True
         choose: Callable[..., Mapping[str, np.ndarray]] = self.agent.act
-        told = {"comm_mask": self._heard(there, infos or {})} if getattr(self.agent, "hears", False) else {}
+        communicates = isinstance(self.agent, CommunicatingPolicy) and self.agent.communicates
+        told = {"comm_mask": self._heard(there, infos or {})} if communicates else {}
         choices = self._rules.choices(choose(seen, self._starts, explore=explore, **told)["action"])
         self._starts = ~there
         return {agent: choices[self._place[agent]] for agent in observations}

@@ -12,14 +12,13 @@ from steppe.algorithms.dhc.unroll import MultiAgentSequences
 from steppe.core.algorithms import DHCConfig
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Progress
-from steppe.core.contracts.env import assign_curriculum_stages
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.core.io import codec
 from steppe.envs import make_segment_env
 from steppe.replay import make_memory
-from steppe.roles.evaluation import act_in_env
+from steppe.roles.bound_policy import BoundPolicy
 from steppe.runtimes.plan import segment_spec
 
 pytestmark = pytest.mark.unit
@@ -49,17 +48,18 @@ class Walk:
         self.spec = segment_spec(agent.config, world.spec, world.num_envs)
         agent.begin(self.spec.num_envs, np.random.default_rng(seed))
         self.obs = np.zeros((self.spec.num_envs, *world.spec.obs.shape), np.uint8)
-        assign_curriculum_stages(world, agent)
+        self.bound = BoundPolicy(agent, world)
+        self.bound.assign_curriculum_stages()
         world.reset(self.obs)
 
     def segment(self):
         segment = Segment.blank(self.spec)
         segment["obs"][0] = self.obs
         if self.sequence:
-            assign_curriculum_stages(self.world, self.agent)
+            self.bound.assign_curriculum_stages()
         for t in range(self.spec.num_steps):
             segment["comm_mask"][t] = self.world.comm_mask
-            segment.write(t, act_in_env(self.agent, self.world, segment["obs"][t]))
+            segment.write(t, self.bound.act(segment["obs"][t]))
             self.world.step(segment["action"][t], segment, t)
         segment["comm_mask"][-1] = self.world.comm_mask
         self.obs[...] = segment["obs"][-1]
@@ -309,16 +309,16 @@ def test_lessons_follow_from_what_was_seen_and_travel_with_the_weights():
     world = world_of(agents=3, size=12)
     settings = {"lesson_agents": [1, 3], "lesson_sizes": [8, 12], "lesson_episodes": 4, "lesson_pass": 0.75}
     learner, actor = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
-    assert {tuple(row) for row in actor.lessons(50).tolist()} == {(1, 8)}
+    assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8)}
     learner.observe(lesson_segment(learner, world, [(1, 8, True)] * 3 + [(3, 12, True)] * 5), Progress(1, 10))
     actor.load(codec.decode_weights(codec.encode_weights(learner.weights())))
-    assert {tuple(row) for row in actor.lessons(50).tolist()} == {(1, 8)}, "three episodes are too few"
+    assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8)}, "three episodes are too few"
     learner.observe(lesson_segment(learner, world, [(1, 8, False)]), Progress(2, 10))
     actor.load(codec.decode_weights(codec.encode_weights(learner.weights())))
-    assert {tuple(row) for row in actor.lessons(50).tolist()} == {(1, 8), (3, 8), (1, 12)}
+    assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8), (3, 8), (1, 12)}
     learner.observe(lesson_segment(learner, world, [(1, 12, True)] * 4), Progress(3, 10))
     actor.load(learner.weights())
-    assert {tuple(row) for row in actor.lessons(80).tolist()} == {(1, 8), (3, 8), (1, 12), (3, 12)}
+    assert {tuple(row) for row in actor.curriculum_stages(80).tolist()} == {(1, 8), (3, 8), (1, 12), (3, 12)}
 
 
 def test_counts_of_lessons_are_part_of_the_state():
@@ -329,9 +329,9 @@ def test_counts_of_lessons_are_part_of_the_state():
     resumed.load(whole.weights())
     resumed.restore(codec.unpack(codec.pack(whole.state())))
     for agent in (whole, resumed):
-        assert len({tuple(row) for row in agent.lessons(50).tolist()}) == 1
+        assert len({tuple(row) for row in agent.curriculum_stages(50).tolist()}) == 1
         agent.observe(lesson_segment(agent, world, [(1, 12, True)]), Progress(2, 10))
-        assert {tuple(row) for row in agent.lessons(50).tolist()} == {(1, 12), (3, 12)}
+        assert {tuple(row) for row in agent.curriculum_stages(50).tolist()} == {(1, 12), (3, 12)}
 
 
 def test_worlds_give_the_lessons_they_were_asked_for():

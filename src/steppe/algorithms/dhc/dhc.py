@@ -34,7 +34,7 @@ ENCODE_BATCH_SIZE = 256  # observations encoded per call: a tenth faster than 1,
 class DHC(TorchAgent):
     """Recurrent, communicating Q-learning with a target network and a curriculum, for discrete actions."""
 
-    hears = True
+    communicates = True
 
     def __init__(self, config: DHCConfig, spec: EnvSpec, *, seed: int = 0, device: str = "cpu") -> None:
         config.require(spec, "dhc")
@@ -126,7 +126,7 @@ class DHC(TorchAgent):
             self.epsilon = apex_epsilons(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
         return self.epsilon
 
-    def lessons(self, num_envs: int) -> np.ndarray | None:
+    def curriculum_stages(self, num_envs: int) -> np.ndarray | None:
         """Sample the stage of each environment's next episode [N, 2]: agents, cells along a side; None: no curriculum."""
         if self.curriculum is None:
             return None

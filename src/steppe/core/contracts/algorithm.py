@@ -54,13 +54,7 @@ class Policy(Protocol):
         """Return actions `[B, …]` for observations `[B, …]` under "action", and the columns that the config declares.
 
         `starts[b]` is True on the first step of an episode (recurrent state is cleared there). The next call may reuse
-        the arrays. Optional extensions:
-
-        - A policy for enumerated states also receives `masks` [B, actions], the allowed actions, or None.
-        - A policy with a true attribute `hears` also receives `comm_mask` [B, num_agents], the agents that each agent
-          receives messages from.
-        - A policy with a method `lessons(num_envs)` is asked before each segment for the curriculum stages of the next
-          episodes (core/contracts/env.py).
+        the arrays. A policy for enumerated states also receives `masks` [B, actions], the allowed actions, or None.
         """
 
     def acting_state(self) -> Tree:
@@ -71,6 +65,49 @@ class Policy(Protocol):
 
     def load(self, weights: Weights) -> None:
         """Copy weights into the policy; their layout must match."""
+
+
+@runtime_checkable
+class CommunicatingPolicy(Protocol):
+    """A policy whose agents exchange messages.
+
+    If `communicates` is true, `act` also receives `comm_mask` [B, num_agents], the agents that each agent receives
+    messages from.
+    """
+
+    communicates: bool
+
+
+@runtime_checkable
+class CurriculumPolicy(Protocol):
+    """A policy that chooses the difficulty of the episodes."""
+
+    def curriculum_stages(self, num_envs: int) -> np.ndarray | None:
+        """Return the stage of each environment's next episode, int64 [N, 2]; None: no curriculum.
+
+        Called before each segment. CurriculumEnv in core/contracts/env.py takes the stages.
+        """
+
+
+@runtime_checkable
+class ConfiguredAgent(Protocol):
+    """An agent that shows its configuration."""
+
+    config: Any
+
+
+@runtime_checkable
+class ScheduledAgent(Protocol):
+    """An agent that has a learning rate, perhaps with a schedule."""
+
+    learning_rate: float
+
+
+@runtime_checkable
+class AdamAgent(Protocol):
+    """An agent that Adam trains."""
+
+    adam_eps: float
 
 
 @runtime_checkable
@@ -105,6 +142,14 @@ class Tunable(Protocol):
 
     def retune(self, values: Mapping[str, Any]) -> None:
         """Use these values from the next update on."""
+
+
+@runtime_checkable
+class PartlyTrainable(Protocol):
+    """An agent whose gradients cover the first `num_trainable` numbers of its weights, not all of them."""
+
+    @property
+    def num_trainable(self) -> int: ...
 
 
 @runtime_checkable
@@ -155,8 +200,7 @@ def trainable_entries(agent: Agent) -> tuple[WeightsEntry, ...]:
     Raises ConfigError when one of them is not float32.
     """
     layout = agent.weights().layout
-    count = getattr(agent, "num_trainable", None)
-    entries = layout.entries if count is None else layout.first(count)
+    entries = layout.first(agent.num_trainable) if isinstance(agent, PartlyTrainable) else layout.entries
     odd = [entry.name for entry in entries if entry.dtype != "float32"]
     if odd:
         raise ConfigError(

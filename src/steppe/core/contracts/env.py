@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from steppe.core.contracts.algorithm import Policy, Tree
+from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import EnvSpec
 
@@ -20,18 +20,15 @@ class SegmentEnv(Protocol):
 
     `starts[b]` is True if the last observation written is the first of an episode. An environment may reset within the
     step that ended an episode, or use the next step for it; in the second case that row has `valid == False`.
-    An environment with enumerated states also has `masks`, bool [B, actions]: the actions allowed now.
+    What only some environments have is in the protocols below.
 
     Agent a of environment n is row n · num_agents + a; with one agent, rows are environments. The row of an absent
     agent has `valid == False` and an observation of 0; `starts` is set when the agent enters. An agent that leaves
     before the others is cut in its own row; the episode of the environment ends when all agents that were present have
-    been cut (`Segment.ended`). A multi-agent environment also has `comm_mask`, bool [B, num_agents], the agents that
-    each agent receives messages from now; and `agent_returns()`.
+    been cut (`Segment.ended`).
 
     Where a segment has these columns, a multi-agent environment also writes `final_comm_mask`, the communication mask
-    when the episode was cut; and an environment whose spec has `largest_lesson` writes `lesson`, the curriculum stage
-    of the episode: [agents, cells along a side]. The latter also has `assign(lessons)`, int64 [N, 2], which sets the
-    curriculum stage of the next episode of each environment.
+    when the episode was cut; and a CurriculumEnv writes `lesson`, the curriculum stage of the episode.
     """
 
     spec: EnvSpec
@@ -80,6 +77,47 @@ class SegmentEnv(Protocol):
         """Close every environment."""
 
 
+@runtime_checkable
+class MaskedEnv(Protocol):
+    """An environment that can restrict the actions."""
+
+    masks: np.ndarray | None  # bool [B, actions], the actions allowed now; None: all
+
+
+@runtime_checkable
+class MultiAgentEnv(Protocol):
+    """An environment with several agents."""
+
+    def agent_returns(self) -> np.ndarray:
+        """Return each agent's part of the returns that `take_finished` would return now [episodes, num_agents].
+
+        NaN for an agent that was absent.
+        """
+
+
+@runtime_checkable
+class CommunicatingEnv(Protocol):
+    """An environment that determines which agents can communicate."""
+
+    comm_mask: np.ndarray  # bool [B, num_agents], the agents that each agent receives messages from now
+
+
+@runtime_checkable
+class CurriculumEnv(Protocol):
+    """An environment whose episodes differ in difficulty."""
+
+    def assign(self, stages: np.ndarray, /) -> None:
+        """Set the curriculum stage of the next episode of each environment, int64 [N, 2]."""
+
+
+@runtime_checkable
+class RetiringEnv(Protocol):
+    """An environment that need not step all of its copies."""
+
+    def retire(self, indices: list[int]) -> None:
+        """Do not step these copies from now on, and step all others."""
+
+
 def num_rows(env: SegmentEnv) -> int:
     """Return B, the number of agents in all environments."""
     return env.num_envs * env.spec.num_agents
@@ -87,28 +125,19 @@ def num_rows(env: SegmentEnv) -> int:
 
 def get_action_masks(env: SegmentEnv) -> np.ndarray | None:
     """Return the actions allowed now [B, actions], or None if the environment has no masks."""
-    return getattr(env, "masks", None)
+    return env.masks if isinstance(env, MaskedEnv) else None
 
 
 def get_comm_mask(env: SegmentEnv) -> np.ndarray:
     """Return which agents each agent receives messages from now [B, num_agents]; all, if there is no mask."""
-    mask: np.ndarray | None = getattr(env, "comm_mask", None)
-    return np.ones((num_rows(env), env.spec.num_agents), np.bool_) if mask is None else mask
-
-
-def assign_curriculum_stages(env: SegmentEnv, policy: Policy) -> None:
-    """Pass the policy's curriculum stages to the environment, if both support curricula."""
-    give, take = getattr(policy, "lessons", None), getattr(env, "assign", None)
-    if give is None or take is None:
-        return
-    lessons = give(env.num_envs)
-    if lessons is not None:
-        take(lessons)
+    if isinstance(env, CommunicatingEnv):
+        return env.comm_mask
+    return np.ones((num_rows(env), env.spec.num_agents), np.bool_)
 
 
 def get_agent_returns(env: SegmentEnv) -> np.ndarray | None:
-    """Return each agent's part of the returns that `take_finished` would return now [episodes, num_agents].
-
-    NaN for an agent that was absent. None if there is only one agent.
-    """
-    return env.agent_returns() if env.spec.num_agents > 1 else None  # type: ignore[attr-defined]
+    """Return `MultiAgentEnv.agent_returns`, or None if there is only one agent."""
+    if env.spec.num_agents == 1:
+        return None
+    assert isinstance(env, MultiAgentEnv)
+    return env.agent_returns()

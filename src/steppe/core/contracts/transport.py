@@ -161,6 +161,15 @@ class SharedTable(Protocol):
         """Copy the table with everything merged so far into `values`, called by the table owner."""
 
 
+@runtime_checkable
+class ValidatingTable(Protocol):
+    """A SharedTable that validates each message of its workers."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Number of rejected messages, by cause."""
+
+
 class RpcClient(Protocol):
     """Requests from one role to one other role; replies arrive in the order of the requests."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from steppe.core.config.run import RunConfig
-from steppe.core.contracts.algorithm import Agent, Learned, Progress, Tree, trainable_entries
+from steppe.core.contracts.algorithm import AdamAgent, Agent, Learned, Progress, ScheduledAgent, Tree, trainable_entries
 from steppe.core.contracts.errors import ConfigError, RunFailed, UsageError
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import PushSpec, SegmentSpec
@@ -49,13 +49,9 @@ class GradientMemory:
         together: int | None = 1,
         use_agent_learning_rate: bool = False,
     ) -> None:
-        self.agent, self.server, self.together, self.use_agent_learning_rate = (
-            agent,
-            server,
-            together,
-            use_agent_learning_rate,
-        )
+        self.agent, self.server, self.together = agent, server, together
         self.refused: Counter[str] = Counter()
+        self._scheduled_agent = agent if use_agent_learning_rate and isinstance(agent, ScheduledAgent) else None
         self._entries = trainable_entries(agent)
         self._waiting = 0
         self._shown = server.version
@@ -157,7 +153,7 @@ class GradientMemory:
             self.refused["not_applied"] += 1
 
     def _rate(self) -> float | None:
-        return getattr(self.agent, "learning_rate", None) or None if self.use_agent_learning_rate else None
+        return self._scheduled_agent.learning_rate or None if self._scheduled_agent is not None else None
 
     def _by_parameter(self, gradient: np.ndarray) -> dict[str, np.ndarray]:
         """Return views of a flat gradient by parameter name."""
@@ -270,9 +266,11 @@ def make_server(config: RunConfig, agent: Agent, parameters: Mapping[str, np.nda
     """Build the configured parameter server, with the agent's learning rate by default, and with the agent's parameters
     unless `parameters` are given. These must include everything that the agent trains."""
     params = config.params
-    eps = params.eps if params.eps is not None or params.optimizer != "adam" else getattr(agent, "adam_eps", None)
+    eps = params.eps
+    if eps is None and params.optimizer == "adam" and isinstance(agent, AdamAgent):
+        eps = agent.adam_eps
     longest = config.agent.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
-    rate = params.learning_rate or getattr(agent, "learning_rate", None)
+    rate = params.learning_rate or (agent.learning_rate if isinstance(agent, ScheduledAgent) else None)
     optimizer = Optimizer(params.optimizer, rate, params.beta1, params.beta2, eps, longest or None)
     names, arrays = [entry.name for entry in trainable_entries(agent)], agent.weights().arrays()
     lacking = [name for name in names if parameters is not None and name not in parameters]

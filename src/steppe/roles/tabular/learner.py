@@ -11,7 +11,7 @@ from steppe.algorithms.tabular.agent import TabularAgent
 from steppe.core.contracts.algorithm import Progress, Tree
 from steppe.core.contracts.errors import DiskFull
 from steppe.core.contracts.reports import TrainingReport
-from steppe.core.contracts.transport import SET, TRAINING, SharedTable, TableTotals
+from steppe.core.contracts.transport import SET, TRAINING, SharedTable, TableTotals, ValidatingTable
 from steppe.core.contracts.weights import Weights
 from steppe.core.system.process import rss_bytes
 from steppe.core.system.timing import PhaseTimer
@@ -184,7 +184,7 @@ class TabularLearner:
             train_s=self.train_s,
             stats=stats,
             phases=dict(self.phases.seconds),
-            dropped=dict(getattr(self.context.table, "dropped", {})),
+            dropped=dict(self.context.table.dropped) if isinstance(self.context.table, ValidatingTable) else {},
             rss_bytes=rss_bytes(),
             cpu_s=time.process_time(),
             weights_sha256=self.agent.weights().sha256() if final else None,

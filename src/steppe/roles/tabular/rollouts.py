@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from steppe.algorithms.tabular.q_learning import OptimalQLearning
 from steppe.algorithms.tabular.table import TableAlgorithm
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Progress
-from steppe.core.contracts.env import SegmentEnv, get_action_masks
+from steppe.core.contracts.env import SegmentEnv
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.contracts.transport import TableTotals
 from steppe.envs.factory import compiled_game
 from steppe.envs.vector.finite import require_finite
+from steppe.roles.bound_policy import BoundPolicy
 from steppe.roles.quota import EpisodeClaims
 
 ESTIMATE_EVERY = 16  # runs
@@ -104,6 +105,7 @@ class VectorTabularRollout(_TabularRolloutBase):
     def __init__(self, agent: TabularAgent, env: SegmentEnv, num_rows: int, seeds: np.random.SeedSequence) -> None:
         super().__init__(agent)
         self.env, self.num_envs = env, env.num_envs
+        self._bound_policy = BoundPolicy(agent, env)
         self._claims: EpisodeClaims | None = None
         columns = agent.config.columns(env.spec)
         spec = SegmentSpec(num_rows, env.num_envs, env.spec.obs, env.spec.action.field, columns)
@@ -123,7 +125,7 @@ class VectorTabularRollout(_TabularRolloutBase):
         claims = self._episode_claims(most_episodes, rows)
         segment["obs"][0] = self._obs
         for t in range(rows):
-            noted = self.agent.act(segment["obs"][t], env.starts, masks=get_action_masks(env))
+            noted = self._bound_policy.act(segment["obs"][t])
             segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
             env.step(segment["action"][t], segment, t)
             if claims is not None:
@@ -131,7 +133,7 @@ class VectorTabularRollout(_TabularRolloutBase):
             if pulse() or (claims is not None and claims.exhausted):
                 rows = t + 1
                 break
-        masks = get_action_masks(env)
+        masks = self._bound_policy.action_masks
         segment["mask"][rows] = True if masks is None else masks
         require_finite(segment, rows, "worker")
         self._obs[...] = segment["obs"][rows]
@@ -226,9 +228,15 @@ class EpisodeTabularRollout(_TabularRolloutBase):
         return RolloutResult(algorithm.step_count - start, len(finished), finished)
 
     def close(self) -> None:
-        close = getattr(self._env, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self._env.env, Closeable):
+            self._env.env.close()
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    """A user's environment that holds resources."""
+
+    def close(self) -> object: ...
 
 
 class _RecordingEnv:
