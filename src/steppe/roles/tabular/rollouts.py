@@ -228,12 +228,12 @@ class EpisodeTabularRollout(_TabularRolloutBase):
         return RolloutResult(algorithm.step_count - start, len(finished), finished)
 
     def close(self) -> None:
-        if isinstance(self._env.env, Closeable):
+        if isinstance(self._env.env, CloseableEnv):
             self._env.env.close()
 
 
 @runtime_checkable
-class Closeable(Protocol):
+class CloseableEnv(Protocol):
     """A user's environment that holds resources."""
 
     def close(self) -> object: ...
