@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import bisect
 import contextlib
+import hashlib
 import importlib
 import importlib.util
+import keyword
 import math
 import os
-import random
+import re
 import resource
 import shutil
 import signal
@@ -27,8 +30,8 @@ import time
 import tomllib
 import traceback
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -37,15 +40,17 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 ROOT = Path(__file__).parents[1]
+Position = tuple[int, int]  # line and column in a source
 LEAST_CPU_S = 5.0
 PATIENCE = 5.0  # a mutant may take this many times as much CPU time as the unchanged module
 LONGEST_WAIT_S = 300.0  # for a mutant that neither ends nor computes
 MEMORY_BYTES = 24 << 30  # of address space; a mutant that asks for more is killed by the MemoryError
 MOST_SURVIVORS = 0.1
 COMPILERS = {"compiled", "njit", "jit", "vectorize"}  # decorators that change nothing while compilation is off
+HINTS = {"prefetch"}  # calls that only tell the processor's cache what comes next
 SAME_BUT_FOR_IDENTITY = ("_Eq_Is", "_NotEq_IsNot")  # small integers and interned strings are identical when equal
 
 
@@ -112,16 +117,20 @@ class Summary:
 
 
 def draw(module: str, source: str, count: int, seed: int) -> list[Mutant]:
-    """Up to `count` mutants: places in the code in random order, one random change at each, then a second at each, …"""
-    dice = random.Random(f"{seed} {module}")
-    places = [changes for _, changes in sorted(_changes(source).items())]
-    dice.shuffle(places)
-    for changes in places:
-        dice.shuffle(changes)
-    rounds = max(map(len, places), default=0)
-    order = [changes[turn] for turn in range(rounds) for changes in places if turn < len(changes)]
+    """Up to `count` mutants: positions in the code in random order, one random change at each, then a second at each, …
+
+    The order depends on the shape of each statement, not on names, texts or line numbers: renamed or moved code has the
+    same mutants, and a new statement leaves those of the others as they were.
+    """
+    positions = _changes(source)
+    keys = _position_keys(source, positions)
+    order = sorted(positions, key=lambda begin: _digest(seed, keys[begin]))
+    for begin in order:
+        positions[begin].sort(key=lambda change: _digest(seed, keys[begin], change[0]))
+    rounds = max(map(len, positions.values()), default=0)
+    changes = [positions[begin][turn] for turn in range(rounds) for begin in order if turn < len(positions[begin])]
     found: list[Mutant] = []
-    for operator, occurrence in order:
+    for operator, occurrence in changes:
         if len(found) == count:
             break
         mutant = _mutant(module, source, operator, occurrence)
@@ -130,7 +139,49 @@ def draw(module: str, source: str, count: int, seed: int) -> list[Mutant]:
     return found
 
 
-def _changes(source: str) -> dict[tuple[int, int], list[tuple[str, int]]]:
+def _digest(*parts: object) -> bytes:
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).digest()
+
+
+def _position_keys(source: str, positions: Iterable[Position]) -> dict[Position, str]:
+    """What identifies each position: its statement's shape, how many like it came before, and its index in the statement."""
+    statements = sorted((_begin(node), _shape(node)) for node in ast.walk(ast.parse(source)) if _is_statement(node))
+    starts = [begin for begin, _ in statements]
+    same_shape, indices = Counter[str](), Counter[int]()
+    names = []
+    for _, shape in statements:
+        names.append(f"{shape} {same_shape[shape]}")
+        same_shape[shape] += 1
+    keys = {}
+    for position in sorted(positions):
+        number = bisect.bisect_right(starts, position) - 1
+        keys[position] = f"{names[number]} {indices[number]}"
+        indices[number] += 1
+    return keys
+
+
+def _is_statement(node: ast.AST) -> TypeGuard[ast.stmt | ast.ExceptHandler]:
+    return isinstance(node, ast.stmt | ast.ExceptHandler)
+
+
+def _begin(node: ast.stmt | ast.ExceptHandler) -> Position:
+    """Line and column at which a statement begins; decorators belong to it."""
+    first = min([node, *getattr(node, "decorator_list", [])], key=lambda part: part.lineno)
+    return first.lineno, max(0, first.col_offset - (first is not node))
+
+
+def _shape(node: object) -> str:
+    """A statement's syntax without names, texts, annotations and the statements in its blocks."""
+    if isinstance(node, list):
+        return "[" + ",".join(_shape(part) for part in node if not _is_statement(part)) + "]"
+    if not isinstance(node, ast.AST):
+        return "text" if isinstance(node, str) else repr(node)
+    hidden = {"id", "attr", "arg", "name", "names", "module", "annotation", "returns", "ctx", "kind"}
+    parts = [_shape(value) for field, value in ast.iter_fields(node) if field not in hidden]
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+def _changes(source: str) -> dict[Position, list[tuple[str, int]]]:
     """The (operator, occurrence) pairs at each (line, column), without those in places that nothing executes."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.operators.provider import OperatorProvider
@@ -151,8 +202,8 @@ def _changes(source: str) -> dict[tuple[int, int], list[tuple[str, int]]]:
     return found
 
 
-def _idle_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where annotations, blocks for the type checker and compiling decorators begin and end."""
+def _idle_ranges(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
+    """Where annotations, blocks for the type checker, options of the compiler and cache hints begin and end."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (_range(part) for part in [node.returns, *filter(_compiles, node.decorator_list)] if part)
@@ -160,9 +211,11 @@ def _idle_ranges(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int,
             yield _range(node.annotation)
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             yield _range(node)
+        elif isinstance(node, ast.Call) and (_compiles(node) or ast.unparse(node.func) in HINTS):
+            yield from (_range(part) for part in [*node.args, *(option.value for option in node.keywords)])
 
 
-def _range(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
+def _range(node: ast.expr | ast.stmt) -> tuple[Position, Position]:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     # A decorator begins with its @, which belongs to no node of its own.
@@ -410,10 +463,10 @@ def examine(
 
 def summarize(module: str, outcomes: Sequence[Outcome], explained: Sequence[dict[str, str]], seconds: float) -> Summary:
     """Survivors in the order of their lines, those that have an explanation apart."""
-    reasons = {(one["module"], one["line"], one["becomes"]): one["why"] for one in explained}
     survived = [o.trial.mutant for o in outcomes if o.verdict == "survived" and o.trial.mutant is not None]
     survived.sort(key=lambda mutant: mutant.line_number)
-    known = {mutant: reasons.get((module, mutant.before, mutant.after)) for mutant in survived}
+    entries = [one for one in explained if one["module"] == module]
+    known = {mutant: _reason(mutant, entries) for mutant in survived}
     return Summary(
         module,
         outcomes,
@@ -421,6 +474,55 @@ def summarize(module: str, outcomes: Sequence[Outcome], explained: Sequence[dict
         [(mutant, why) for mutant, why in known.items() if why is not None],
         seconds,
     )
+
+
+def _reason(mutant: Mutant, explained: Sequence[dict[str, str]]) -> str | None:
+    """Why no test can kill this mutant, if an entry of the table says so: for this change, or for any of this line."""
+    for entry in explained:
+        if "becomes" not in entry:
+            if _same_code([mutant.before], [entry["line"]], mutant.source):
+                return entry["why"]
+        elif _same_code([mutant.before, mutant.after], [entry["line"], entry["becomes"]], mutant.source):
+            return entry["why"]
+    return None
+
+
+def _same_code(lines: Sequence[str], quoted: Sequence[str], source: str) -> bool:
+    """Whether these lines are those that were quoted, with other names perhaps.
+
+    Other names are allowed only where the quoted line is gone and one line of the module alone has its form.
+    """
+    if [_tokens(line) for line in lines] == [_tokens(line) for line in quoted]:
+        return True
+    if _form(lines) != _form(quoted):
+        return False
+    present = [lines[0], *(line for line in source.splitlines() if line.strip() != lines[-1])]
+    forms = {tuple(_tokens(line)) for line in present if _form([line]) == _form([quoted[0]])}
+    return len(forms) == 1 and tuple(_tokens(quoted[0])) not in forms
+
+
+TOKEN = re.compile(r"""(?P<text>"(?:\\.|[^"])*"|'(?:\\.|[^'])*')|(?P<name>[^\W\d]\w*)|#.*|(\d[\w.]*|\S)""")
+
+
+def _tokens(line: str) -> list[str]:
+    """A line's tokens, without spaces and comments."""
+    return [match[0] for match in TOKEN.finditer(line) if not match[0].startswith("#")]
+
+
+def _form(lines: Sequence[str]) -> list[str]:
+    """Tokens of lines with names numbered in the order in which they come, and without texts."""
+    numbers: dict[str, str] = {}
+    found = []
+    for match in (match for line in lines for match in [*TOKEN.finditer(line), None]):
+        if match is None:
+            found.append("\n")
+        elif match["text"]:
+            found.append('""')
+        elif match["name"] and not keyword.iskeyword(match[0]):
+            found.append(numbers.setdefault(match[0], f"name{len(numbers)}"))
+        elif not match[0].startswith("#"):
+            found.append(match[0])
+    return found
 
 
 def _progress(summary: Summary) -> str:
@@ -440,8 +542,8 @@ def report(summaries: Sequence[Summary], seed: int) -> str:
         "",
         "Written by `make mutate` (scripts/mutate.py). Each mutant is a module with one operator, number, keyword, condition,",
         "loop, handler or decorator changed by cosmic-ray; a module's own tests (tests/mutation.toml) run on it with numba's",
-        f"compilation off. Mutants are drawn with seed {seed}, spread over the places in the code. A mutant that exceeds its",
-        "time limit counts as killed. Annotations and decorators that only compile are left out, and so is `is` for `==`.",
+        f"compilation off. Mutants are drawn with seed {seed}, spread over the code; names and line numbers do not change the draw. A mutant that exceeds its",
+        "time limit counts as killed. Left out are annotations, options of the compiler, cache hints (`prefetch`), and `is` for `==`.",
         "",
         "| module | mutants | killed | timeouts | survived | explained | CPU seconds |",
         "|---|---|---|---|---|---|---|",

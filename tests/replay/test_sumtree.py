@@ -247,3 +247,46 @@ def test_what_lies_beyond_a_full_part_is_not_in_the_next_one():
         slots, drawn = tree.find(part, np.array([size - 0.5, size, size + 1.0]))
         assert slots.tolist() == [(part + 1) * size - 1] * 3
         assert drawn.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("capacity", "levels"),
+    [(1, [0, 8]), (128, [0, 8]), (129, [0, 16, 24]), (4097, [0, 264, 304, 312])],
+)
+def test_the_tree_takes_no_more_memory_than_its_levels(capacity, levels):
+    """Levels of 16 leaves, then 8 nodes each, padded to whole groups of 8; the root has a group of its own."""
+    tree = SumTree(capacity, 3)
+    assert tree.levels.tolist() == levels
+    assert tree.leaves.shape == (3, levels[1] * 16)
+    assert tree.nodes.shape == tree.starts.shape == (3, levels[-1] + 8)
+
+
+@pytest.mark.parametrize("count", [1, 6, 14, 20, 40, 150])
+def test_few_and_many_assignments_update_every_level(count):
+    """Few slots recompute their own path, many the whole level: in 3 parts of 4,097 slots the levels have 33, 5 and 1."""
+    stream = np.random.default_rng(count)
+    leaves = stream.integers(1, 9, (3, 4097)).astype(np.float32)
+    tree = filled(leaves.reshape(-1), num_parts=3)
+    slots = stream.choice(3 * 4097, count, replace=False)
+    values = stream.integers(10, 90, count).astype(np.float32)
+    tree.assign(slots, values)
+    leaves.reshape(-1)[slots] = values
+    np.testing.assert_array_equal(tree.leaves[:, :4097], leaves)
+    level = np.pad(leaves.astype(np.float64), ((0, 0), (0, 127))).reshape(3, 264, 16).sum(axis=2)
+    for offset, width in zip(tree.levels, (264, 40, 8, 1), strict=True):
+        found = tree.nodes[:, offset : offset + width]
+        level = np.pad(level, ((0, 0), (0, width - level.shape[1])))
+        np.testing.assert_array_equal(found, level)
+        level = np.pad(level, ((0, 0), (0, -width % 8))).reshape(3, -1, 8).sum(axis=2)
+
+
+def test_a_range_of_another_part_is_not_joined_to_the_pending_one():
+    """Part, start and end may be the same number."""
+    value = np.ones(1, np.float32)
+    tree = SumTree(10, 3)
+    tree.extend(0, 0, 1, value)
+    tree.extend(1, 1, 3, value)
+    tree.extend(2, 3, 4, value)
+    tree.extend(2, 4, 6, value)
+    assert tree.totals.tolist() == [1.0, 2.0, 3.0]
+    assert np.argwhere(tree.leaves[:, :10]).tolist() == [[0, 0], [1, 1], [1, 2], [2, 3], [2, 4], [2, 5]]

@@ -391,3 +391,112 @@ def test_wrong_counters_are_damage(counters):
 def test_the_first_unknown_counter_is_named():
     with pytest.raises(ValueError, match="unknown counter 'a'"):
         codec.validate_counters({"b": 1, "version": 1, "a": 1})
+
+
+def ext(code: int, data: bytes) -> bytes:
+    """A msgpack extension of fewer than 256 bytes (ext 8)."""
+    return bytes([0xC7, len(data), code]) + data
+
+
+def message(magic: bytes, structure: bytes, raw: bytes, *, covers_arrays: bool) -> bytes:
+    total = HEAD.size + len(structure) + len(raw)
+    covered = HEAD.pack(magic, 1, total, len(structure), 0) + structure + (raw if covers_arrays else b"")
+    return HEAD.pack(magic, 1, total, len(structure), zlib.crc32(covered)) + structure + raw
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_the_bytes_are_those_of_the_format(sealed):
+    """Written by hand: files and messages of other versions have these bytes."""
+    tree = {
+        "a": [1, -1, 2**64 - 1, -(2**63)],
+        "b": [2**64, -(2**63) - 1],
+        "c": np.float32(1.5),
+        "d": np.array([1, 2], np.int16),
+        "e": np.array([[True], [False]]),
+    }
+    structure = (
+        b"\x85\xa1a\x94\x01\xff\xcf" + b"\xff" * 8 + b"\xd3\x80" + bytes(7)
+        + b"\xa1b\x92" + ext(2, bytes(8) + b"\x01") + ext(2, b"\xff" * 7 + b"\x7f\xff")
+        + b"\xa1c" + ext(3, b"\x92\xa7float32\xc4\x04\x00\x00\xc0\x3f")
+        + b"\xa1d" + ext(1, b"\x92\xa5int16\x91\x02")
+        + b"\xa1e" + ext(1, b"\x92\xa4bool\x92\x02\x01")
+    )  # fmt: skip
+    gap = -(HEAD.size + len(structure)) % 64
+    raw = bytes(gap) + b"\x01\x00\x02\x00" + bytes(60) + b"\x01\x00"
+    magic = b"STPK" if sealed else b"STPO"
+    assert codec.pack(tree, sealed=sealed) == message(magic, structure, raw, covers_arrays=sealed)
+    assert same(tree, codec.unpack(codec.pack(tree, sealed=sealed), sealed=sealed))
+
+
+def test_what_segments_and_weights_say_of_themselves():
+    for data in (codec.encode_segment(segment()), codec.encode_weights(some_weights())):
+        tree = codec.unpack(data)
+        assert (tree["schema"], tree["kind"]) in [(1, "segment"), (1, "weights")]
+
+
+def test_the_checksum_of_an_unsealed_message_covers_head_and_structure():
+    packed = codec.pack({"a": 1, "b": np.arange(40, dtype=np.uint8)}, sealed=False)
+    structure_end = HEAD.size + HEAD.unpack_from(packed)[3]
+    for position in range(structure_end):
+        with pytest.raises(DamagedFile):
+            codec.unpack(packed[:position] + bytes([packed[position] ^ 1]) + packed[position + 1 :], sealed=False)
+    changed = packed[:-1] + b"\x07"
+    assert codec.unpack(changed, sealed=False)["b"][-1] == 7
+    assert codec.decode_weights(codec.encode_weights(some_weights(), sealed=False), sealed=False).version == 4
+
+
+def test_instances_of_subclasses_are_packed_as_what_they_are():
+    class Name(str):
+        __slots__ = ()
+
+    class Share(float):
+        __slots__ = ()
+
+    class Table(dict): ...
+
+    class Row(list): ...
+
+    unpacked = codec.unpack(codec.pack([Name("x"), Share(0.5), Table(a=1), Row([1]), True]))
+    assert same(unpacked, ["x", 0.5, {"a": 1}, [1], True])
+
+
+def test_a_message_that_is_cut_off_or_goes_on_is_named_as_such():
+    packed = codec.pack([np.arange(9)])
+    for wrong in (packed[:-1], packed + b"\0"):
+        with pytest.raises(DamagedFile, match="truncated or too long"):
+            codec.unpack(wrong)
+    head = HEAD.pack(b"STPK", 1, 40, 9, 0)  # a structure of 9 bytes in a message with 8
+    with pytest.raises(DamagedFile, match="truncated or too long"):
+        codec.unpack(head + bytes(8))
+
+
+@pytest.mark.parametrize("shape", [[-1], [-1, -1], [3, -2], [1] * 33])
+def test_lengths_below_0_and_too_many_of_them_are_refused(shape):
+    with pytest.raises(DamagedFile, match=r"shape .* is not allowed"):
+        codec.unpack(forged([array_claim("int8", shape)], bytes(8)))
+    assert codec.unpack(forged([array_claim("int8", [1] * 32)], bytes(1)))[0].shape == (1,) * 32
+
+
+def test_a_byte_of_2_is_no_truth_value():
+    with pytest.raises(DamagedFile, match="neither 0 nor 1"):
+        codec.unpack(forged([array_claim("bool", [3])], b"\x00\x01\x02"))
+
+
+def test_refusals_name_the_entry_and_what_was_found():
+    rows = [["a", [1], "float32", 0], ["b", [3], "float32", 4]]
+    with pytest.raises(ValueError, match="entry 'b' does not lie where it should"):
+        codec.validate_layout(rows, 12)
+    tree = codec.unpack(codec.encode_segment(segment()))
+    for value, found in [(np.zeros(3), r"float64\(3,\)"), ("x", "str")]:
+        wrong = {**tree, "columns": {**tree["columns"], "reward": value}}
+        with pytest.raises(DamagedFile, match=f"column 'reward' is {found} instead of float32"):
+            codec.decode_segment(codec.pack(wrong), SPEC)
+
+
+def test_options_are_given_by_name():
+    with pytest.raises(TypeError, match="positional"):
+        codec.pack(1, False)
+    with pytest.raises(TypeError, match="positional"):
+        codec.unpack(codec.pack(1), False)
+    with pytest.raises(TypeError, match="positional"):
+        codec.encode_weights(some_weights(), False)
