@@ -249,3 +249,45 @@ def test_acting_leaves_torchs_generator_alone():
     agent.act(batch["obs"][0], np.zeros(4, bool))
     agent.learn(batch)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_value_loss_and_the_entropy_are_means_over_the_rows():
+    agent, batch = agent_and_batch(epochs=1, minibatch_size=1000, gae_lambda=0.0)
+    valid = batch["valid"]
+    returns = (one_step_advantages(agent, batch) + batch["value"])[valid]
+    with torch.no_grad():
+        outputs, value = written_out(agent.network, torch.from_numpy(batch["obs"][:-1][valid]))
+    entropy = torch.distributions.Categorical(logits=outputs).entropy().mean().item()
+    stats = agent.learn(batch).stats
+    assert stats["value_loss"] == pytest.approx(np.mean((value.numpy() - returns) ** 2), rel=1e-4)
+    assert stats["entropy"] == pytest.approx(entropy, rel=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_two_rows_are_normalized_and_one_is_not(rows):
+    """Alone and beside learners that add nothing: of two rows the advantages become 1 and -1."""
+    agent, batch = agent_and_batch(gae_lambda=0.0, value_coef=0.0, entropy_coef=0.0)
+    batch["valid"][...] = False
+    batch["valid"].reshape(-1)[:rows] = True
+    batch["reward"].reshape(-1)[:2] = [1.0, -3.0]
+    expected, _ = autograd_gradient(agent, batch, one_step_advantages(agent, batch))
+    alone = agent.gradients(batch)
+    agent.joint_sum = lambda sums: sums
+    together = agent.gradients(batch)
+    np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-6)
+    if rows == 2:
+        np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert np.abs(alone).max() > 1e-3, "less its own mean, a single advantage would be 0"
+
+
+def test_learners_together_normalize_only_if_asked():
+    agent, batch = agent_and_batch(normalize_advantage=False)
+    alone = agent.gradients(batch)
+    agent.joint_sum = lambda sums: sums
+    np.testing.assert_array_equal(agent.gradients(batch), alone)
+
+
+def test_without_a_seed_it_is_0():
+    spec = EnvSpec("invented", VECTOR, ACTIONS["discrete"])
+    assert PPO(PPOConfig(), spec).weights().sha256() == PPO(PPOConfig(), spec, seed=0).weights().sha256()

@@ -548,3 +548,53 @@ def test_killed_at_any_moment_the_ledger_never_counts_less_than_was_released(tmp
         assert released <= ledger.count <= released + 1
         assert ledger.released in (ledger.count, ledger.count - 1, ledger.count - 2)
         ledger.close()
+
+
+def test_plans_and_charges_cannot_be_changed(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError):
+        plan_of(tmp_path).epsilon = 2.0
+    with pytest.raises(AttributeError):
+        Charge(1.0, 1.0, 1).releases = 2
+
+
+def test_a_new_ledger_has_released_nothing(tmp_path: Path) -> None:
+    ledger = PrivacyLedger(tmp_path / "ledger.json")
+    try:
+        assert (ledger.count, ledger.released, ledger.charges) == (0, 0, [])
+        ledger.require(0)
+    finally:
+        ledger.close()
+
+
+def test_equal_releases_are_one_charge(tmp_path: Path) -> None:
+    ledger = PrivacyLedger(tmp_path / "ledger.json")
+    plan = plan_of(tmp_path)
+    try:
+        assert [ledger.charge(z, rate, plan) for z, rate in [(1.0, 1.0), (1.0, 1.0), (2.0, 1.0), (2.0, 0.5), (2.0, 0.5)]] == [
+            1, 2, 3, 4, 5,
+        ]  # fmt: skip
+        assert ledger.charges == [Charge(1.0, 1.0, 2), Charge(2.0, 1.0, 1), Charge(2.0, 0.5, 2)]
+    finally:
+        ledger.close()
+
+
+@pytest.mark.parametrize(("releases", "epsilon"), [(1, 100.0), (1, 4.0), (3, 1.0)])
+def test_the_noise_needed_is_the_least_to_a_thousandth(releases: int, epsilon: float) -> None:
+    """Against the closed form: a thousandth less would exceed epsilon."""
+    found = noise_needed(releases, epsilon, 1e-5)
+    thousandths = round(found * 1000)
+    assert found * 1000 == pytest.approx(thousandths)
+    assert gaussian_epsilon(thousandths / 1000 / math.sqrt(releases), 1e-5) <= epsilon * (1 + 1e-9)
+    assert gaussian_epsilon((thousandths - 1) / 1000 / math.sqrt(releases), 1e-5) > epsilon
+
+
+def test_a_rate_of_1_draws_everybody_without_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("nothing is left to chance")
+
+    private = PrivateSum(plan_of(tmp_path), 1.0)
+    monkeypatch.setattr(privacy.secrets, "SystemRandom", refuse)
+    try:
+        assert private.draw(["a", "b"]) == {"a", "b"}
+    finally:
+        private.ledger.close()

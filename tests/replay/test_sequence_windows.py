@@ -482,3 +482,23 @@ def test_steps_are_copied_and_have_one_shape():
     with pytest.raises(UsageError, match=r"next_obs of step 2 has shape \(2, 3\), but it was \(1, 3\) before"):
         local.add(1, 0.5, np.zeros((2, 3)), *rest[3:])
     assert local.finish(terminated=True)["obs"][:, 0, 0].tolist() == [0.0, 0.0, 7.0]
+
+
+def test_windows_have_the_documented_defaults():
+    rules = Windowing()
+    assert (rules.length, rules.burn_in, rules.n_step, rules.gamma, rules.rescaled) == (16, 0, 1, 0.99, False)
+
+
+@pytest.mark.parametrize("num_buffers", [1, 3])
+def test_rows_that_are_not_learned_pay_nothing_and_are_ends(num_buffers):
+    """In every buffer of the pool, not only in the first."""
+    memory, steps = filled(RULES[0], num_buffers=num_buffers)
+    for _ in range(10):
+        batch = memory.sample()
+        outside = ~batch["learn"]
+        assert outside.any()
+        assert batch["terminated"][outside].all()
+        assert (batch["reward"][outside] == 0).all()
+        assert (batch["discount"][outside] == 0).all()
+        for column in range(16):
+            require_true(batch, column, RULES[0], steps)

@@ -111,3 +111,39 @@ def test_mutants_are_drawn_by_seed_from_what_is_executed():
     assert len({mutant.source for mutant in drawn}) == len(drawn)
     jit = TOY.replace("functools.lru_cache", "numba.njit(cache=True)")
     assert "@numba.njit(cache=True)" not in {mutant.before for mutant in mutate.draw("toy", jit, 1000, seed=1)}
+
+
+def test_renamed_and_moved_code_has_the_same_mutants():
+    mutate = load()
+    renamed = TOY.replace("larger", "maximum").replace("a ", "first ").replace("(a:", "(first:")
+    moved = renamed.replace("@functools", '\n\nNAMES = {"one", "two"}\n\n\n# A comment.\n@functools')
+    drawn = mutate.draw("toy", TOY, 5, seed=1)
+    again = mutate.draw("elsewhere.toy", moved, 5, seed=1)
+    assert [mutant.operator for mutant in again] == [mutant.operator for mutant in drawn]
+    assert [mutant.after.replace("first", "a") for mutant in again] == [mutant.after for mutant in drawn]
+    assert again[0].line_number != drawn[0].line_number
+
+
+def test_an_explanation_follows_new_names_where_only_one_line_can_be_meant():
+    mutate = load()
+    why = {"module": "toy", "line": "if end > start:  # why", "becomes": "if end >= start:", "why": "It is the same."}
+
+    def explained(source, before="if stop > begin:", after="if stop >= begin:", entry=why):
+        mutant = mutate.Mutant("toy", "op", 1, before, after, source.replace(before, after, 1))
+        outcome = mutate.Outcome(mutate.Trial("toy", [], 1.0, mutant), "survived", 0.5, "")
+        return bool(mutate.summarize("toy", [outcome], [entry], 1.0).explained)
+
+    assert explained("if stop > begin:\n    pass\n")
+    assert explained("if end > start:\n", "if end > start:", "if end >=  start:")
+    assert not explained("if end > start:\n", "if end > start:", "if end < start:")
+    assert not explained("if stop > begin:\n    pass\nif a > b:\n    pass\n"), "two lines have this form"
+    assert not explained("if stop > begin:\n    pass\nif end > start:\n    pass\n"), "the quoted line is another"
+    assert not explained("if stop > stop:\n", "if stop > stop:", "if stop >= stop:")
+    any_change = {name: text for name, text in why.items() if name != "becomes"}
+    assert explained("if end > start:\n", "if end > start:", "if end < start:", any_change)
+
+
+def test_hints_and_options_of_the_compiler_are_left_out():
+    mutate = load()
+    source = "import numba\n\n\ndef f(i):\n    prefetch(i + 1)\n    return i + 2\n\n\ng = numba.njit(cache=True)(f)\n"
+    assert {mutant.before for mutant in mutate.draw("toy", source, 1000, seed=1)} == {"return i + 2"}
