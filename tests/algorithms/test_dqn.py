@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.dqn.dqn import DQN
 from steppe.algorithms.nn.flat_module import FlatModule
-from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
+from steppe.core.config.fields import SCHEDULE_STEPS
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import NotFinite, WorldError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec

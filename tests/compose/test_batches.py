@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from steppe.compose.batches import stack_experiences, to_segment, to_transition_batch
 from steppe.core.contracts.errors import NotFinite, UsageError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.training.composition.batches import stack_experiences, to_segment, to_transition_batch
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from steppe import load, train
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.contracts.errors import RoleDied, WorldError
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory

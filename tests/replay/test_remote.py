@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core.algorithms import DHCConfig, DQNConfig, R2D2Config
+from steppe.algorithms.dhc.config import DHCConfig
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.r2d2.config import R2D2Config
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, RoleDied, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec

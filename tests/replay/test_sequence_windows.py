@@ -11,7 +11,7 @@ from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.io import codec
-from steppe.core.sequences import PRIORITY_ETA, sequence_priority
+from steppe.core.priorities import PRIORITY_ETA, sequence_priority
 from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceMemory, SequenceSamplingConfig, Windowing
 from steppe.replay.sequence_windows import estimate_priorities
 from steppe.testing.memory import ScriptedActor

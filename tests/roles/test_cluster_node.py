@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from steppe import FederatedParameterServer, ParameterServer
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.dqn.dqn import DQN
 from steppe.algorithms.nn.optimizers import FlatAdam
-from steppe.core.algorithms import DQNConfig
 from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.contracts.algorithm import Learned, Progress, trainable_entries
 from steppe.core.contracts.errors import ConfigError, RunFailed

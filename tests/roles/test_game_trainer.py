@@ -22,7 +22,7 @@ from steppe.classic import (
     worst_return,
 )
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import player_moves
+from steppe.envs.tictactoe.rules import player_moves
 from tests.support.tabular_oracles import pick, splitmix, spread_word, words_of
 
 pytestmark = pytest.mark.unit

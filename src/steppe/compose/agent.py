@@ -14,7 +14,12 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
+from steppe.compose.batches import stack_experiences, to_segment, to_sequence_batch, to_transition_batch
+from steppe.compose.collector import PolicySnapshot
+from steppe.compose.environment import DistributedEnvironment
+from steppe.compose.named_weights import flat_gradient, named_gradient, with_arrays
+from steppe.compose.settings import algorithm_name, choose_device, resolve_agent_config
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.algorithm import Agent, Learned, Progress
 from steppe.core.contracts.errors import ConfigError, RunNotFound, UsageError
@@ -26,11 +31,6 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import Plan
-from steppe.training.composition.batches import stack_experiences, to_segment, to_sequence_batch, to_transition_batch
-from steppe.training.composition.collector import PolicySnapshot
-from steppe.training.composition.environment import DistributedEnvironment
-from steppe.training.composition.named_weights import flat_gradient, named_gradient, with_arrays
-from steppe.training.composition.settings import algorithm_name, choose_device, resolve_agent_config
 
 _COUNTERS = ("env_steps", "paid_steps", "shuffles")
 THREADS = 1  # as in a run (flow.threads): more would change results bitwise

@@ -9,15 +9,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.config_merge import MAX_SETTING, PARAMETER_SERVER_SETTINGS
+from steppe.compose.environment import DistributedEnvironment
+from steppe.compose.parameter_server import server_settings
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.algorithm import Agent
 from steppe.core.contracts.components import ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.system.typecheck import typechecked
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.config_merge import MAX_SETTING, PARAMETER_SERVER_SETTINGS
-from steppe.training.composition.environment import DistributedEnvironment
-from steppe.training.composition.parameter_server import server_settings
 from steppe.training.train import Callback, MainLoop
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 
 import numpy as np
 
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.environment import DistributedEnvironment
 from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
 from steppe.core.contracts.algorithm import trainable_entries
@@ -24,8 +26,6 @@ from steppe.params.from_cluster import AdamSettings, build_parameter_server
 from steppe.params.rpc.protocol import TOKEN_VARIABLE, Tls
 from steppe.params.server import ParameterServer
 from steppe.records.run_directory import RunDirectory
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.environment import DistributedEnvironment
 from steppe.training.train import MainLoop
 
 if TYPE_CHECKING:

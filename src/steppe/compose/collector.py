@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
 from steppe.core.array_checks import require_segment
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.errors import FactoryError
 from steppe.core.contracts.segment import Segment

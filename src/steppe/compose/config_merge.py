@@ -10,10 +10,10 @@ from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, resolve_c
 from steppe.core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
+    from steppe.compose.agent import DistributedAgent
+    from steppe.compose.environment import DistributedEnvironment
     from steppe.core.contracts.specs import EnvSpec
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.training.composition.agent import DistributedAgent
-    from steppe.training.composition.environment import DistributedEnvironment
 
 MAX_SETTING = 10**15  # upper limit of a setting; as steps between evaluations: never, as episodes count instead
 DEFAULT_SETTINGS = {"runtime": "inline"}  # the caller's own parts work in the caller's process

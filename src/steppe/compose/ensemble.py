@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.environment import DistributedEnvironment
 from steppe.core.contracts.errors import ConfigError, UsageError, did_you_mean
 from steppe.core.system import seeding
 from steppe.core.system.typecheck import typechecked
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.environment import DistributedEnvironment
 
 Steps = Sequence[Mapping[str, Any]]
 REWARD = "reward"

@@ -15,9 +15,20 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
+from steppe.compose.collector import (
+    ROUND_STEPS,
+    Collector,
+    Experience,
+    PolicyProvider,
+    PolicySnapshot,
+    collect_episodes,
+    collect_steps,
+)
+from steppe.compose.named_weights import with_arrays
+from steppe.compose.settings import algorithm_name, choose_device, resolve_agent_config
 from steppe.core.arrays import to_numpy
 from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import EnvConfig, FlowConfig, RunConfig
 from steppe.core.contracts.algorithm import Agent
 from steppe.core.contracts.components import ParameterSource
@@ -28,17 +39,6 @@ from steppe.core.system import seeding
 from steppe.core.system.typecheck import typechecked
 from steppe.envs import probe
 from steppe.roles.context import POLICY
-from steppe.training.composition.collector import (
-    ROUND_STEPS,
-    Collector,
-    Experience,
-    PolicyProvider,
-    PolicySnapshot,
-    collect_episodes,
-    collect_steps,
-)
-from steppe.training.composition.named_weights import with_arrays
-from steppe.training.composition.settings import algorithm_name, choose_device, resolve_agent_config
 
 WORKER_ID = "environment"  # the id under which a server knows all the workers together
 RECENT = 100  # number of newest episodes in return_mean and length_mean

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.batches import stack_experiences
+from steppe.compose.parameter_server import LOOP_WORKER_ID
+from steppe.compose.settings import DEFAULT_ARGUMENTS
 from steppe.core.contracts.components import AgentComponent, EnvironmentComponent, ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError
 from steppe.records.run_directory import runs_root
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.batches import stack_experiences
-from steppe.training.composition.parameter_server import LOOP_WORKER_ID
-from steppe.training.composition.settings import DEFAULT_ARGUMENTS
 
 Steps = list[dict[str, Any]]
 

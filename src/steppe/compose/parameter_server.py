@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steppe.compose.named_weights import with_arrays
 from steppe.core.contracts.errors import ConfigError
-from steppe.training.composition.named_weights import with_arrays
 
 if TYPE_CHECKING:  # compiled modules, which only loops with a server need
     from steppe.core.contracts.algorithm import Agent

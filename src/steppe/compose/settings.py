@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from steppe.core.algorithms import ALGORITHMS, AgentConfig, config_class
 from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import ALGORITHMS, config_class
 from steppe.core.config.run import validate_device
 from steppe.core.config.validation import validate_config
 from steppe.core.contracts.algorithm import Agent

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
-from steppe.core.algorithms import FrozenConfig
+from steppe.core.config.fields import FrozenConfig
 from steppe.core.config.run import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
 from steppe.core.config.runtime_table import RUNTIMES
 

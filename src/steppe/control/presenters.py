@@ -13,7 +13,8 @@ import msgspec
 from steppe.control import models
 from steppe.control.database import RequestedState
 from steppe.control.operations import READY_S
-from steppe.core.algorithms import ALGORITHMS, AgentConfig
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import RunConfig
 from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.reports import ActorReport

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.control import models
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import KafkaConfig, RunConfig, resolve_config
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, is_installed, runtimes_with
 from steppe.core.contracts.errors import ConfigError

@@ -20,7 +20,7 @@ from steppe.control.operations import Record
 from steppe.control.pagination import paginate
 from steppe.control.repository import RunRepository
 from steppe.control.run_requests import Bounds, RequestResolver, available_runtimes
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import flatten
 from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.errors import RunNotFound, Unreachable, did_you_mean

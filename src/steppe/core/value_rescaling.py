@@ -1,6 +1,7 @@
-"""Shared by replay and recurrent agents: the priority of a sequence, and value rescaling.
+"""An invertible scaling that compresses large action values.
 
-Plain arithmetic, usable both in numba kernels and in NumPy code.
+Replay and learner share it: values that an actor recorded are rescaled if those of the learner are. Plain arithmetic,
+usable both in numba kernels and in NumPy code.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-# Sequence priority: eta · max |TD error| + (1 − eta) · mean |TD error| (Kapturowski et al. 2019).
-PRIORITY_ETA = 0.9
 RESCALE_EPS = 1e-3  # slope of rescaled values far from 0, which keeps the rescaling invertible
 
 
@@ -23,11 +22,3 @@ def inverse_rescale_value(value: Any) -> Any:
     """Invert `rescale_value`."""
     root = (np.sqrt(1.0 + 4.0 * RESCALE_EPS * (np.abs(value) + 1.0 + RESCALE_EPS)) - 1.0) / (2.0 * RESCALE_EPS)
     return np.sign(value) * (root * root - 1.0)
-
-
-def sequence_priority(errors: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return one priority per sequence from the TD errors [T, N] of the counted steps; 0 where none is counted."""
-    size = np.abs(np.where(counted, errors, 0.0))
-    number = np.maximum(counted.sum(axis=0), 1)
-    priorities: np.ndarray = PRIORITY_ETA * size.max(axis=0) + (1.0 - PRIORITY_ETA) * size.sum(axis=0) / number
-    return priorities

@@ -21,13 +21,13 @@ from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.env import SegmentEnv
 from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError, WorldError
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.games import TurnGame
 from steppe.core.system.seeding import env_seeds
 from steppe.envs.lookup import EnvSource, find_env, is_atari
 from steppe.envs.multi_agent.aec import is_aec, to_parallel_env
 from steppe.envs.multi_agent.env import ParallelSegmentEnv
 from steppe.envs.multi_agent.spec import make_multi_agent_codec, make_multi_agent_spec
 from steppe.envs.registry import PATHFINDING
+from steppe.envs.tictactoe.rules import TurnGame
 from steppe.envs.vector.loop import GymEnv, LoopSegmentEnv
 from steppe.envs.vector.native import NativeSegmentEnv, require_supported_vector_env
 from steppe.envs.vector.spaces import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.contracts.algorithm import Memory
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import SegmentSpec

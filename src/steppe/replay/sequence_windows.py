@@ -26,7 +26,8 @@ import numpy as np
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.core.sequences import inverse_rescale_value, rescale_value, sequence_priority
+from steppe.core.priorities import sequence_priority
+from steppe.core.value_rescaling import inverse_rescale_value, rescale_value
 from steppe.replay.kernels.copy import compiled
 from steppe.replay.kernels.ring_index import CURSOR, SIZE
 from steppe.replay.pool import ReplayBufferPool
@@ -48,7 +49,7 @@ class Windowing:
     stride: int | None = None  # default: length, without overlap
     n_step: int = 1
     gamma: float = 0.99
-    rescaled: bool = False  # the actor's values are rescaled as in core/sequences.py
+    rescaled: bool = False  # the actor's values are rescaled as in core/value_rescaling.py
     states: tuple[str, ...] = ("hidden",)  # columns of which a batch has only the window's first row
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.contracts.algorithm import Agent, ConfiguredAgent, Tree, Tunable
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.transport import SET

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import ClassicConfig
+from steppe.algorithms.tabular.config import ClassicConfig
 from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.algorithm import Agent, Memory, Tree
 from steppe.core.contracts.env import SegmentEnv

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.errors import EnvironmentFault, RunFailed, SteppeError, Unreachable
 from steppe.core.contracts.transport import Channel, Role, WeightStore

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec

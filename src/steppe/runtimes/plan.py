@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steppe.core.algorithms import AgentConfig, ClassicConfig
+from steppe.algorithms.tabular.config import ClassicConfig
 from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.errors import ConfigError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import ResolvedConfig, RunConfig
 from steppe.core.contracts.algorithm import Agent, Progress
 from steppe.core.contracts.env import SegmentEnv

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from steppe.compose.agent import DistributedAgent
 from steppe.core.contracts.errors import ConfigError, DamagedFile
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import Plan
-from steppe.training.composition.agent import DistributedAgent
 from steppe.training.evaluate import result_weights
 
 

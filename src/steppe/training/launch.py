@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from steppe.compose.agent import DistributedAgent
 from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.system import seeding
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes import find_launcher
 from steppe.runtimes.handle import Handle
 from steppe.runtimes.plan import Plan
-from steppe.training.composition.agent import DistributedAgent
 from steppe.training.initial_weights import save_start
 
 if (

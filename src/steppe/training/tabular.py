@@ -21,6 +21,7 @@ from steppe.algorithms.tabular.agent import ClassicAgent, get_table_storage, set
 from steppe.algorithms.tabular.base import BaseAlgorithm, is_turn_based, step_limit
 from steppe.algorithms.tabular.q_learning import ListQLearning, OptimalQLearning
 from steppe.algorithms.tabular.schedules import Schedule, to_plain
+from steppe.compose.config_merge import MAX_SETTING
 from steppe.core.config import references
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, UsageError
@@ -31,7 +32,6 @@ from steppe.envs.wrappers.flatten import as_gym_env
 from steppe.records.run_directory import RunDirectory
 from steppe.records.statistics import TrainingStatistics
 from steppe.runtimes.mpi import launch as mpi
-from steppe.training.composition.config_merge import MAX_SETTING
 from steppe.training.result import RunResult
 from steppe.training.train import MainLoop
 

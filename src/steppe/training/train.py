@@ -9,6 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steppe import runtimes
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.config_merge import PARAMETER_SERVER_SETTINGS, compose_config, with_episode_limits
+from steppe.compose.environment import DistributedEnvironment
+from steppe.compose.manual import ManualRun, ManualTrainer
+from steppe.compose.parameter_server import (
+    load_server_parameters,
+    make_own_server,
+    push_difference,
+    server_settings,
+)
 from steppe.core.config import references
 from steppe.core.config.run import ResolvedConfig, RunConfig, resolve_config
 from steppe.core.config.runtime_table import capabilities_of, runtimes_with
@@ -26,16 +36,6 @@ from steppe.records.view import RunView
 from steppe.roles.context import POLICY
 from steppe.runtimes.memory_need import require_memory
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.config_merge import PARAMETER_SERVER_SETTINGS, compose_config, with_episode_limits
-from steppe.training.composition.environment import DistributedEnvironment
-from steppe.training.composition.manual import ManualRun, ManualTrainer
-from steppe.training.composition.parameter_server import (
-    load_server_parameters,
-    make_own_server,
-    push_difference,
-    server_settings,
-)
 from steppe.training.initial_weights import init_from_run
 from steppe.training.launch import launch
 from steppe.training.result import RunResult

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from steppe.algorithms import make_agent
+from steppe.algorithms.dhc.config import DHCConfig
 from steppe.algorithms.dhc.unroll import MultiAgentSequences
-from steppe.core.algorithms import DHCConfig
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import ConfigError, WorldError

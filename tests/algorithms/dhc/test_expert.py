@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from steppe.core.guidance import expert_action_mask, greedy_walk
+from steppe.algorithms.dhc.expert import expert_action_mask
+from steppe.envs.pathfinding.expert import greedy_walk
 
 pytestmark = pytest.mark.unit
 STAY, UP, DOWN, LEFT, RIGHT = range(5)

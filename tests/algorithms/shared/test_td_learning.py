@@ -14,7 +14,8 @@ from steppe.algorithms.shared.td_learning import (
 )
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch
-from steppe.core.sequences import inverse_rescale_value, rescale_value, sequence_priority
+from steppe.core.priorities import sequence_priority
+from steppe.core.value_rescaling import inverse_rescale_value, rescale_value
 
 pytestmark = pytest.mark.unit
 ROWS, COUNT, ACTIONS = 7, 5, 3

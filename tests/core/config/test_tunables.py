@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import SECTIONS, RunConfig, resolve_config
 from steppe.core.config.tunables import needs_spec, tunable_fields, validate_changes
 from steppe.core.contracts.errors import ConfigError, SteppeError

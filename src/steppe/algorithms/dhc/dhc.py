@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from steppe.algorithms.dhc.config import DHCConfig
 from steppe.algorithms.dhc.curriculum import Curriculum, sample_stages
 from steppe.algorithms.dhc.network import DHCNetwork
 from steppe.algorithms.dhc.unroll import MultiAgentSequences
@@ -22,11 +23,10 @@ from steppe.algorithms.nn.torsos import build_seeded
 from steppe.algorithms.shared.base import TorchAgent
 from steppe.algorithms.shared.target_network import TargetNetwork
 from steppe.algorithms.shared.td_learning import RecurrentState, apex_epsilons, large_margin_loss, td_loss
-from steppe.core.algorithms import DHCConfig
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.sequences import sequence_priority
+from steppe.core.priorities import sequence_priority
 
 ENCODE_BATCH_SIZE = 256  # observations encoded per call: a tenth faster than 1,024 with 32 channels, no slower with 128
 

@@ -26,8 +26,8 @@ from steppe.algorithms.nn.actor_critic import (
 from steppe.algorithms.nn.mlp_kernels import HeadSpec
 from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.algorithms.nn.rnn.network import RecurrentNetwork
+from steppe.algorithms.shared.actor_critic_config import ActorCriticConfig
 from steppe.algorithms.shared.td_learning import RecurrentState
-from steppe.core.algorithms import ActorCriticConfig
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import EnvSpec
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch
-from steppe.core.sequences import inverse_rescale_value, rescale_value
+from steppe.core.value_rescaling import inverse_rescale_value, rescale_value
 
 _rescale_value = numba.njit(cache=True, nogil=True)(rescale_value)
 _inverse_rescale_value = numba.njit(cache=True, nogil=True)(inverse_rescale_value)
@@ -74,7 +74,7 @@ def first_learned_step(learn: np.ndarray) -> np.ndarray:
 class TDLoss:
     """A loss, its gradient by the action values [T, N, A], and |TD errors| [T, N], 0 in rows not learned from.
 
-    `core.sequences.sequence_priority` turns the errors into priorities.
+    `core.priorities.sequence_priority` turns the errors into priorities.
     """
 
     loss: float

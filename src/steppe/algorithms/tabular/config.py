@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms.kinds import AgentConfig, Fraction
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.fields import Fraction
 from steppe.core.contracts.specs import EnvSpec, FieldSpec
 
 

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from steppe.algorithms.tabular.batch_kernels import VALID, best_value, first_invalid_row, move_towards
-from steppe.core.play import NumbaInt
+from steppe.core.system.random_words import NumbaInt
 
 
 class TrajectoryRings(NamedTuple):

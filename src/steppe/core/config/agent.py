@@ -1,4 +1,5 @@
-"""What the configuration of every algorithm has: fields, what it can act in, and how absent choices are made for a world."""
+"""What the configuration of every algorithm has: fields, what it can act in, and how absent choices are made for an
+environment. No tensors here: the command line and the processes that only supervise read configurations without torch."""
 
 from __future__ import annotations
 
@@ -6,45 +7,11 @@ import warnings
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from steppe.core.config.fields import Fraction, FrozenConfig, PositiveFloat, Rows, StepSize, Width
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
-from steppe.core.system.typecheck import to_python_number
-
-# Every number has an upper bound: beyond it a value is a mistake, and some would overflow or fill the memory.
-Positive = Annotated[int, Field(gt=0, le=10**15)]
-Count = Annotated[int, Field(ge=0, le=10**15)]
-Rows = Annotated[int, Field(gt=0, le=10**8)]  # of a batch, or steps of a segment: what lies in memory at once
-Width = Annotated[int, Field(gt=0, le=65_536)]  # of a layer
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0, le=1e12)]
-StepSize = Annotated[float, Field(gt=0.0, le=10.0)]
-Coefficient = Annotated[float, Field(ge=0.0, le=1e6)]
-Duration = Annotated[float, Field(ge=0.0, le=1e9)]  # seconds
-PositiveDuration = Annotated[float, Field(gt=0.0, le=1e9)]
-RoleCount = Annotated[int, Field(ge=0, le=100_000)]  # actors, workers or nodes of one run
-SCHEDULE_STEPS = 100_000  # what schedules run over where a run has no fixed number of steps
-
-
-def _to_python_numbers(value: Any) -> Any:
-    return [to_python_number(item) for item in value] if isinstance(value, list) else to_python_number(value)
-
-
-class FrozenConfig(BaseModel):
-    """Configuration never changes after it is made, and an unknown key is an error."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, coerce_numbers_to_str=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain_numbers(cls, values: Any) -> Any:
-        """Take NumPy's and torch's numbers for numbers."""
-        return (
-            {name: _to_python_numbers(value) for name, value in values.items()} if isinstance(values, dict) else values
-        )
 
 
 class AgentConfig(FrozenConfig):
@@ -134,7 +101,7 @@ class AgentConfig(FrozenConfig):
         if (spec.num_states is None) == (self.observations == "index"):
             raise ConfigError(f"{name} takes environment.observations={self.observations!r}: leave that key out")
         if spec.action.kind not in self.actions:
-            from steppe.core.algorithms import ALGORITHMS  # which has this class in it
+            from steppe.core.config.algorithm_table import ALGORITHMS  # whose configurations extend this class
 
             able = [other for other, kind in ALGORITHMS.items() if spec.action.kind in kind.actions]
             raise WorldError(
@@ -167,7 +134,7 @@ class AgentConfig(FrozenConfig):
         if not spec.agents:
             raise ConfigError(f"policies is for environments with several agents, and {spec.id} has one: leave it out")
         if self.memory != "rollout":
-            raise ConfigError(f"{name} learns one policy for all agents: leave policies out, or use ppo")
+            raise ConfigError(f"{name} learns one policy for all agents: leave policies out, or use an algorithm that learns from rollouts")
         for policy, members in self.groups(spec).items():
             if len({spec.members[index] for index in members} if spec.members else ()) > 1:
                 raise ConfigError(

@@ -1,107 +1,57 @@
-"""The hyperparameters of each algorithm: frozen, documented at the field, checked. No tensors here, so the command line
-and the processes that only supervise read them without importing torch. One file per family; here they have their names."""
+"""The table of built-in algorithms: the configuration class of each by name, imported when it is needed.
+
+An algorithm's `config` module imports no torch. The table has names only, so that no algorithm is imported before it is
+used.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
 
-from steppe.core.algorithms.actor_critic import (
-    A2CConfig,
-    A3CConfig,
-    ActorCriticConfig,
-    PPOConfig,
-)
-from steppe.core.algorithms.kinds import (
-    SCHEDULE_STEPS,
-    AgentConfig,
-    Coefficient,
-    Count,
-    Duration,
-    Fraction,
-    FrozenConfig,
-    Positive,
-    PositiveDuration,
-    PositiveFloat,
-    RoleCount,
-    default_cell_size,
-    describe_action_space,
-    hidden_state_field,
-)
-from steppe.core.algorithms.replay import (
-    DHCConfig,
-    DQNConfig,
-    R2D2Config,
-    ReplayConfig,
-    SequenceConfig,
-)
-from steppe.core.algorithms.tabular import (
-    ClassicConfig,
-    DoubleQConfig,
-    ExpectedSarsaConfig,
-    NStepQConfig,
-    QLambdaConfig,
-    QLearningConfig,
-    SarsaConfig,
-    TabularConfig,
-)
 from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "ALGORITHMS",
-    "SCHEDULE_STEPS",
-    "A2CConfig",
-    "A3CConfig",
-    "ActorCriticConfig",
-    "AgentConfig",
-    "ClassicConfig",
-    "Coefficient",
-    "Count",
-    "DHCConfig",
-    "DQNConfig",
-    "DoubleQConfig",
-    "Duration",
-    "ExpectedSarsaConfig",
-    "Fraction",
-    "FrozenConfig",
-    "NStepQConfig",
-    "PPOConfig",
-    "Positive",
-    "PositiveDuration",
-    "PositiveFloat",
-    "QLambdaConfig",
-    "QLearningConfig",
-    "R2D2Config",
-    "ReplayConfig",
-    "RoleCount",
-    "SarsaConfig",
-    "SequenceConfig",
-    "TabularConfig",
-    "agent_class",
-    "config_class",
-    "default_cell_size",
-    "describe_action_space",
-    "hidden_state_field",
-]
-
-ALGORITHMS: dict[str, type[AgentConfig]] = {
-    "a2c": A2CConfig,
-    "a3c": A3CConfig,
-    "dhc": DHCConfig,
-    "dqn": DQNConfig,
-    "ppo": PPOConfig,
-    "r2d2": R2D2Config,
-    "q-learning": QLearningConfig,
-    "sarsa": SarsaConfig,
-    "expected-sarsa": ExpectedSarsaConfig,
-    "double-q": DoubleQConfig,
-    "n-step-q": NStepQConfig,
-    "q-lambda": QLambdaConfig,
+_CONFIG_CLASSES = {
+    "a2c": "steppe.algorithms.a2c.config:A2CConfig",
+    "a3c": "steppe.algorithms.a2c.config:A3CConfig",
+    "dhc": "steppe.algorithms.dhc.config:DHCConfig",
+    "dqn": "steppe.algorithms.dqn.config:DQNConfig",
+    "ppo": "steppe.algorithms.ppo.config:PPOConfig",
+    "r2d2": "steppe.algorithms.r2d2.config:R2D2Config",
+    "q-learning": "steppe.algorithms.tabular.config:QLearningConfig",
+    "sarsa": "steppe.algorithms.tabular.config:SarsaConfig",
+    "expected-sarsa": "steppe.algorithms.tabular.config:ExpectedSarsaConfig",
+    "double-q": "steppe.algorithms.tabular.config:DoubleQConfig",
+    "n-step-q": "steppe.algorithms.tabular.config:NStepQConfig",
+    "q-lambda": "steppe.algorithms.tabular.config:QLambdaConfig",
 }
+DEFAULT_ALGORITHM = "ppo"
+
+
+class _ConfigClasses(Mapping[str, type[AgentConfig]]):
+    """Configuration classes by the name of the algorithm; a lookup imports the class."""
+
+    def __getitem__(self, algo: str) -> type[AgentConfig]:
+        config: type[AgentConfig] = _import_class(_CONFIG_CLASSES[algo])
+        return config
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CONFIG_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CONFIG_CLASSES)
+
+    def __contains__(self, algo: object) -> bool:
+        return algo in _CONFIG_CLASSES
+
+
+ALGORITHMS: Mapping[str, type[AgentConfig]] = _ConfigClasses()
 
 
 def config_class(algo: str) -> type[AgentConfig]:
-    """The configuration class of an algorithm by name, or of a `module:Class` of the user's."""
+    """Return the configuration class of an algorithm, given by name or as the user's `module:Class`."""
     if algo in ALGORITHMS:
         return ALGORITHMS[algo]
     if not references.is_reference(algo):
@@ -115,10 +65,13 @@ def config_class(algo: str) -> type[AgentConfig]:
 
 
 def agent_class(algo: str) -> type:
-    """The agent's class; imports what it needs (torch, mostly)."""
-    text = config_class(algo).implementation if algo in ALGORITHMS else algo
-    module, _, name = text.partition(":")
+    """Return the agent's class; imports what it needs (torch, mostly)."""
     if algo in ALGORITHMS:
-        found: type = getattr(importlib.import_module(module), name)
-        return found
-    return references.resolve_reference(text)  # type: ignore[no-any-return]
+        return _import_class(ALGORITHMS[algo].implementation)
+    return references.resolve_reference(algo)  # type: ignore[no-any-return]
+
+
+def _import_class(text: str) -> type:
+    module, _, name = text.partition(":")
+    found: type = getattr(importlib.import_module(module), name)
+    return found

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from steppe.core.algorithms import Duration, FrozenConfig, Positive, PositiveDuration, PositiveFloat, RoleCount
+from steppe.core.config.fields import Duration, FrozenConfig, Positive, PositiveDuration, PositiveFloat, RoleCount
 from steppe.core.config.validation import read_toml, validate_config
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms import AgentConfig, Coefficient, Count, FrozenConfig, Positive, PositiveFloat, RoleCount
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.fields import Coefficient, Count, FrozenConfig, Positive, PositiveFloat, RoleCount
 from steppe.core.contracts.errors import ConfigError
 
 _OPTIMIZER_OPTIONS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("beta1",), "adam": ("beta1", "beta2", "eps")}
@@ -17,8 +18,8 @@ class ParamsConfig(FrozenConfig):
 
     in_rounds: bool | None = Field(
         None,
-        description="Wait for a gradient of every worker and apply them together, or apply each as it comes. True for a2c, "
-        "else false, if absent.",
+        description="Wait for a gradient of every worker and apply them together, or apply each as it comes. Default: what the "
+        "algorithm usually does.",
     )
     deltas: bool = Field(
         False,

@@ -17,8 +17,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from steppe.core.algorithms import (
-    AgentConfig,
+from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import DEFAULT_ALGORITHM, config_class
+from steppe.core.config.cluster import ClusterConfig
+from steppe.core.config.fields import (
     Coefficient,
     Count,
     Duration,
@@ -26,12 +29,8 @@ from steppe.core.algorithms import (
     Positive,
     PositiveDuration,
     PositiveFloat,
-    PPOConfig,
     RoleCount,
-    config_class,
 )
-from steppe.core.config import references
-from steppe.core.config.cluster import ClusterConfig
 from steppe.core.config.params import ParamsConfig
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, runtimes_with
 from steppe.core.config.validation import read_toml, validate_config
@@ -119,7 +118,7 @@ class FlowConfig(FrozenConfig):
     )
     publish_every: Positive | None = Field(
         None,
-        description="Async replay: maximum updates between two publications of weights. Default: 5 for dhc, otherwise 50.",
+        description="Async replay: maximum updates between two publications of weights. Default: the algorithm's own number.",
     )
     refresh_every: Positive = Field(
         1, description="Workers on mpi: merges between two updates of a worker's table with the others' changes."
@@ -287,13 +286,13 @@ class RunConfig(FrozenConfig):
     env: str = Field(
         description="Gymnasium or PettingZoo id, `module:Id`, or `module:function` that returns an environment."
     )
-    algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
+    algo: str = Field(DEFAULT_ALGORITHM, description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
         "processes",
         description=f"Where the roles run: {', '.join(RUNTIMES)}, or `module:function` of your own.",
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
-        None, description="How actors and learner are synchronized. Default: sync, but workers for a3c."
+        None, description="How actors and learner are synchronized. Default: the algorithm's usual mode, mostly sync."
     )
     actors: Annotated[int, Field(gt=0, le=100_000)] = Field(
         1, description="Number of actors or workers; auto chooses by a short measurement."
@@ -320,7 +319,9 @@ class RunConfig(FrozenConfig):
     name: str | None = Field(None, description="Name of the run.")
     run_dir: Path | None = Field(None, description="Directory of this run. Default: runs/NAME.")
     environment: EnvConfig = Field(EnvConfig(), description="How the environment is created and wrapped.")
-    agent: SerializeAsAny[AgentConfig] = Field(PPOConfig(), description="The algorithm's hyperparameters.")
+    agent: SerializeAsAny[AgentConfig] = Field(
+        default_factory=lambda: config_class(DEFAULT_ALGORITHM)(), description="The algorithm's hyperparameters."
+    )
     flow: FlowConfig = Field(FlowConfig(), description="How experience and weights are exchanged.")
     evaluation: EvalConfig = Field(EvalConfig(), description="How weights are evaluated.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When checkpoints are written.")
@@ -491,7 +492,7 @@ def resolve_config(*layers: tuple[str, Mapping[str, Any]]) -> ResolvedConfig:
     A bare key is looked for among the top-level fields, then among the algorithm's hyperparameters.
     """
     merged: dict[str, tuple[Any, str]] = {}
-    algo = next((str(layer["algo"]) for _, layer in reversed(layers) if "algo" in layer), "ppo")
+    algo = next((str(layer["algo"]) for _, layer in reversed(layers) if "algo" in layer), DEFAULT_ALGORITHM)
     agent_class = config_class(algo)
     for source, layer in layers:
         for key, value in layer.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from steppe.core.play import random_below, splitmix64
+from steppe.core.system.random_words import random_below, splitmix64
 
 NumbaInt = Any  # an int64, or a uint64 if it is called a word: numba scalars are not ints to a type checker
 

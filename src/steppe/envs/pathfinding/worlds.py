@@ -15,7 +15,6 @@ import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import CannotResume, ConfigError, WorldError
-from steppe.core.guidance import greedy_walk
 from steppe.envs.pathfinding.episode_kernels import (
     BLOCKED,
     OBSTACLE,
@@ -25,6 +24,7 @@ from steppe.envs.pathfinding.episode_kernels import (
     PathfindingWorkspace,
     place_agents,
 )
+from steppe.envs.pathfinding.expert import greedy_walk
 from steppe.envs.pathfinding.kernels import (
     BAD_ACTION,
     NO_FAULT,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import DRAW, TurnGame, player_moves
+from steppe.envs.tictactoe.rules import DRAW, TurnGame, player_moves
 from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 NUM_CELLS, NUM_BOARDS = 9, 3**9

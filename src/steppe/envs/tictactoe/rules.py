@@ -2,7 +2,7 @@
 
 A move adds a fixed number to the state's index, like placing a stone; so a state never recurs, and one pass per move of
 the longest game determines every value. The moves that a player may choose are bits: bit a of `moves[state]` is
-action a, and the player takes one of the set bits with equal probability. Fast compiled play is in play.py.
+action a, and the player takes one of the set bits with equal probability. Compiled moves are in kernels.py.
 """
 
 from __future__ import annotations

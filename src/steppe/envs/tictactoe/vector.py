@@ -11,9 +11,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import DRAW, GameTables, StartDistribution, TurnGame, moves_to_mask, player_moves
-from steppe.core.play import random_move, random_start, splitmix64, unpack_mover, unpack_moves, unpack_outcome
+from steppe.core.system.random_words import splitmix64
 from steppe.envs.tictactoe.env import NUM_BOARDS, NUM_CELLS, tictactoe
+from steppe.envs.tictactoe.kernels import random_move, random_start, unpack_mover, unpack_moves, unpack_outcome
+from steppe.envs.tictactoe.rules import DRAW, GameTables, StartDistribution, TurnGame, moves_to_mask, player_moves
 
 _LARGEST = 2**64 - 1
 

@@ -1,4 +1,4 @@
-"""Compiled training in the games of core/games.py: game step, ε-greedy choice and update in one pass over many games.
+"""Compiled training in the games of envs/tictactoe/rules.py: game step, ε-greedy choice and update in one pass over many games.
 
 Each game's step is learned before the next game's begins. Every game uses one 64-bit random word per step: the word
 itself selects the move, a word mixed from it the reply, and the word mixed from that one the start of a new game.
@@ -14,8 +14,9 @@ import numba
 import numpy as np
 
 from steppe.algorithms.tabular.batch_kernels import move_towards, should_explore
-from steppe.core.games import DRAW, GameTables, StartDistribution
-from steppe.core.play import NumbaInt, random_move, random_start, splitmix64, unpack_mover, unpack_moves, unpack_outcome
+from steppe.core.system.random_words import NumbaInt, splitmix64
+from steppe.envs.tictactoe.kernels import random_move, random_start, unpack_mover, unpack_moves, unpack_outcome
+from steppe.envs.tictactoe.rules import DRAW, GameTables, StartDistribution
 
 NEG_INF = np.float32(-np.inf)
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from steppe.algorithms.tabular import game_kernels
 from steppe.algorithms.tabular.q_learning import OptimalQLearning
 from steppe.algorithms.tabular.rng import WordStream
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import TurnGame, player_moves
+from steppe.envs.tictactoe.rules import TurnGame, player_moves
+from steppe.roles.tabular import game_kernels
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from steppe.algorithms.tabular.agent import TabularAgent
-from steppe.algorithms.tabular.game_trainer import GameTrainer
 from steppe.algorithms.tabular.q_learning import OptimalQLearning
 from steppe.algorithms.tabular.table import TableAlgorithm
 from steppe.core.config.run import EnvConfig
@@ -27,6 +26,7 @@ from steppe.envs.factory import compiled_game
 from steppe.envs.vector.finite import require_finite
 from steppe.roles.bound_policy import BoundPolicy
 from steppe.roles.quota import EpisodeClaims
+from steppe.roles.tabular.game_trainer import GameTrainer
 
 ESTIMATE_EVERY = 16  # runs
 NO_ROWS = np.empty(0, np.int64)

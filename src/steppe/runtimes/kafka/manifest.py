@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.algorithms import AgentConfig
 from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import KafkaConfig
 from steppe.core.config.tunables import validate_changes
 from steppe.core.contracts.errors import ConfigError, DamagedFile
