@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from steppe.compose.cluster import DistributedMainLoop
     from steppe.compose.ensemble import MultiAgentLearner
     from steppe.compose.environment import DistributedEnvironment
+    from steppe.compose.main_loop import MainLoop
     from steppe.core.config.agent import AgentConfig
     from steppe.core.config.run import EnvConfig, RunConfig
     from steppe.core.contracts.algorithm import Agent, Learned, Progress
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from steppe.training.rerun import rerun
     from steppe.training.result import RunResult
     from steppe.training.resume import resume
-    from steppe.training.train import MainLoop, train
+    from steppe.training.train import train
 
     __version__: str
 
@@ -107,7 +108,7 @@ _HOMES = {
     "FieldSpec": "core.contracts.specs",
     "Learned": "core.contracts.algorithm",
     "LoadedPolicy": "training.load",
-    "MainLoop": "training.train",
+    "MainLoop": "compose.main_loop",
     "MultiAgentLearner": "compose.ensemble",
     "PPOConfig": "algorithms.ppo.config",
     "ParameterClient": "params.client",

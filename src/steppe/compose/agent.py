@@ -31,6 +31,7 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import Plan
+from steppe.training.initial_weights import load_result
 
 _COUNTERS = ("env_steps", "paid_steps", "shuffles")
 THREADS = 1  # as in a run (flow.threads): more would change results bitwise
@@ -166,7 +167,7 @@ class DistributedAgent:
             self._agent = make_agent(self.algo, self.config, spec, seed=seed, device=device)
         if self._source is not None:
             source, self._source = self._source, None
-            _load_run_result(self._agent, source)
+            load_result(self._agent, source)
         return self._agent
 
     def recipe(self, environment: DistributedEnvironment) -> PolicySnapshot:
@@ -393,14 +394,3 @@ def _columns(batch: Mapping[str, Any] | Batch) -> Mapping[str, Any]:
 
 def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:
     return world if isinstance(world, EnvSpec) else world.spec
-
-
-def _load_run_result(agent: Agent, run: RunDirectory) -> None:
-    """Load a run's final weights into an agent, with the newest checkpoint's full state if it has the same weights."""
-    from steppe.training.evaluate import result_weights
-
-    weights = result_weights(run)
-    newest = Checkpoints(run.checkpoints, run=run.key).latest(whole=False)
-    agent.load(weights)
-    if newest is not None and newest.weights.sha256() == weights.sha256():
-        agent.restore(newest.state["agent"])

@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steppe.compose.agent import DistributedAgent
-from steppe.compose.config_merge import MAX_SETTING, PARAMETER_SERVER_SETTINGS
+from steppe.compose.config_merge import PARAMETER_SERVER_SETTINGS
 from steppe.compose.environment import DistributedEnvironment
+from steppe.compose.main_loop import MainLoop
 from steppe.compose.parameter_server import server_settings
+from steppe.core.config.fields import MAX_SETTING
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.algorithm import Agent
 from steppe.core.contracts.components import ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.system.typecheck import typechecked
-from steppe.training.train import Callback, MainLoop
+from steppe.training.train import Callback
 
 
 @typechecked
@@ -47,7 +49,7 @@ class AsyncMainLoop(MainLoop):
         super().__init__(environment, replay_buffer, agent, param_server, config)
         if self._manual_run is not None:
             raise ConfigError(
-                "AsyncMainLoop builds its parts again in every worker, so they must be of the house: use MainLoop for your own"
+                "AsyncMainLoop builds its parts again in every worker, so they must be Steppe's: use MainLoop for your own"
             )
 
     def run_async_training(self, total_steps: int = 1_000_000, *, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:

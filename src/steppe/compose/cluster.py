@@ -15,6 +15,7 @@ import numpy as np
 
 from steppe.compose.agent import DistributedAgent
 from steppe.compose.environment import DistributedEnvironment
+from steppe.compose.main_loop import MainLoop
 from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
 from steppe.core.contracts.algorithm import trainable_entries
@@ -26,7 +27,6 @@ from steppe.params.from_cluster import AdamSettings, build_parameter_server
 from steppe.params.rpc.protocol import TOKEN_VARIABLE, Tls
 from steppe.params.server import ParameterServer
 from steppe.records.run_directory import RunDirectory
-from steppe.training.train import MainLoop
 
 if TYPE_CHECKING:
     from steppe.replay.pool import ReplayBufferPool

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from steppe.core.config import references
+from steppe.core.config.fields import MAX_SETTING
 from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, resolve_config
 from steppe.core.contracts.errors import ConfigError
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from steppe.core.contracts.specs import EnvSpec
     from steppe.replay.pool import ReplayBufferPool
 
-MAX_SETTING = 10**15  # upper limit of a setting; as steps between evaluations: never, as episodes count instead
 DEFAULT_SETTINGS = {"runtime": "inline"}  # the caller's own parts work in the caller's process
 PARAMETER_SERVER_SETTINGS = {"mode": "workers"}  # what a parameter server decides
 

@@ -1,93 +1,36 @@
-"""MainLoop: make a plan from an environment, a replay buffer and an agent, launch it, supervise it and shut it down."""
+"""MainLoop: a training composed of an environment, a replay buffer and an agent."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steppe import runtimes
 from steppe.compose.agent import DistributedAgent
 from steppe.compose.config_merge import PARAMETER_SERVER_SETTINGS, compose_config, with_episode_limits
 from steppe.compose.environment import DistributedEnvironment
 from steppe.compose.manual import ManualRun, ManualTrainer
-from steppe.compose.parameter_server import (
-    load_server_parameters,
-    make_own_server,
-    push_difference,
-    server_settings,
-)
-from steppe.core.config import references
-from steppe.core.config.run import ResolvedConfig, RunConfig, resolve_config
-from steppe.core.config.runtime_table import capabilities_of, runtimes_with
+from steppe.compose.parameter_server import make_own_server, push_difference, server_settings
+from steppe.compose.supplied_parts import LoopParts
+from steppe.core.config.run import ResolvedConfig, RunConfig
+from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.components import AgentComponent, EnvironmentComponent, ParameterSource, ReplayComponent
-from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, FactoryError, RunNotFound, UsageError
-from steppe.core.contracts.reports import EventReport
-from steppe.core.contracts.transport import COMMANDS, EVENTS
-from steppe.core.io.atomic_files import raising_disk_full, read_json, write_json
+from steppe.core.contracts.errors import ConfigError, FactoryError, RunNotFound, UsageError
+from steppe.core.io.atomic_files import read_json, write_json
 from steppe.core.system.typecheck import typechecked
-from steppe.records.checkpoints import Checkpoint, Checkpoints
-from steppe.records.profiling.report import write_profile
-from steppe.records.run_directory import RunDirectory, runs_root
-from steppe.records.store import PENDING
-from steppe.records.view import RunView
-from steppe.roles.context import POLICY
-from steppe.runtimes.memory_need import require_memory
+from steppe.records.run_directory import runs_root
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.training.initial_weights import init_from_run
-from steppe.training.launch import launch
+from steppe.training.experiment import Experiment
 from steppe.training.result import RunResult
-from steppe.training.supervisor import Observer, Outcome, StopSignalHandler, Supervisor
+from steppe.training.supervisor import Observer, Supervisor
+from steppe.training.train import Callback
 
 if (
     TYPE_CHECKING
 ):  # type only: importing compiled modules takes as long as all other imports, and most loops do not need them
     from steppe.params.server import ParameterServer
 
-Callback = Callable[[RunView], object]
 LOOP_FILE, PARAMETERS_DIR = "loop.json", "parameters"
-RETRYABLE_REASONS = ("role_died", "out_of_memory")  # faults that may not happen again in another attempt
-
-
-@typechecked
-def train(
-    env: str | Callable[..., Any], *, algo: str | type = "ppo", callbacks: Sequence[Callback] = (), **settings: Any
-) -> RunResult:
-    """Train an agent and return the run's result. Raises the fault of a run that failed.
-
-    `settings` are the configuration's keys: `steps=200_000, actors=2, mode="async"`, the algorithm's hyperparameters
-    (`learning_rate=3e-4`), or dotted ones in a dictionary (`**{"flow.max_lag": 4}`). A callback is called about five
-    times a second with the run's RunView; one that returns True ends the run, one that returns a dictionary of numbers
-    adds them to the run's curves.
-    """
-    references.stop_if_loading_main()
-    runtimes.join(settings.get("runtime"))
-    given = {name: _to_references(value) for name, value in settings.items()}
-    layer = {"env": references.make_reference(env), "algo": references.make_reference(algo), **given}
-    result = run_experiment(resolve_config(("call", layer)), observers=callbacks)
-    result.raise_for_fault()
-    return result
-
-
-def _to_references(value: Any) -> Any:
-    """Replace callables by references to them, in a single value or in a list."""
-    if isinstance(value, list | tuple):
-        return [_to_references(item) for item in value]
-    return references.make_reference(value) if callable(value) else value
-
-
-def run_experiment(resolved: ResolvedConfig, *, observers: Sequence[Observer] = ()) -> RunResult:
-    """Run a resolved configuration to its end."""
-    runtimes.join(resolved.config.runtime)
-    if resolved.auto:
-        from steppe.training.autotune import (
-            resolve_auto_settings,  # imports torch, which this process does not need otherwise
-        )
-
-        resolved = resolve_auto_settings(resolved)
-    return MainLoop.of(resolved).run(observers)
 
 
 @typechecked
@@ -124,17 +67,15 @@ class MainLoop:
         self._server = parameter_server
         self._store: ParameterServer | None = None
         self.episode = 0  # training episodes so far, over all runs
-        self._supervisor: Supervisor | None = None
-        self._running = False
-        self._directory: RunDirectory | None = None
-        self._commands_after = 0  # commands up to this number were for an earlier attempt of the run
+        self._experiment: Experiment | None = None  # the newest run
+        self._playing = False  # whether a manual training is under way
         self._init_from: str | None = None
         self._manual_run: ManualRun | None = None
         self._manual_trainer_or_none: ManualTrainer | None = None
         if not self._has_builtin_parts():
             if config is not None:
                 raise ConfigError(
-                    "config is for parts of the house: parts of your own are played as they are, leave it out"
+                    "config is for DistributedEnvironment and DistributedAgent: parts of your own are used as they are, leave it out"
                 )
             self._manual_run = ManualRun(self._manual_trainer)
             return
@@ -210,8 +151,7 @@ class MainLoop:
 
     def plan(self) -> Plan:
         """Return the topology of the run. Checks every setting and writes nothing."""
-        self._parts()
-        return self._plan(self.config)
+        return self._new_experiment(self.config).plan()
 
     def run_training(
         self,
@@ -288,11 +228,13 @@ class MainLoop:
         """Return the progress of the newest run as of its last poll (five per second). Thread-safe."""
         if self._manual_run is not None:
             return {**self._manual_run.progress, "episode": self.episode}
-        view = self._supervisor.view if self._supervisor else None
+        experiment = self._experiment
+        view = experiment.supervisor.view if experiment and experiment.supervisor else None
+        directory = experiment.directory if experiment else None
         best, last = (view.best_evaluation, view.last_evaluation) if view else (None, None)
         return {
             "state": view.state if view else "PENDING",
-            "run": str(self._directory.path) if self._directory else None,
+            "run": str(directory.path) if directory else None,
             "episode": self.episode + (view.episodes if view and self._running else 0),
             "env_steps": view.env_steps if view else 0,
             "updates": view.updates if view else 0,
@@ -319,132 +261,39 @@ class MainLoop:
         self._require_running("resume").resume()
 
     def _run(self, config: RunConfig, observers: Sequence[Observer]) -> RunResult:
-        references.stop_if_loading_main()
-        runtimes.join(config.runtime)
-        plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
-        agent = self._parts()[1]
-        about = init_from_run(self._init_from, agent, plan) if self._init_from is not None else {}
-        if self._server is not None:
-            agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
-            load_server_parameters(agent.agent, self._given_server().newer_than(POLICY, -1).arrays())
-        directory = RunDirectory.create(plan.config, self.sources, {**about, "spec": asdict(plan.spec)})
-        self._init_from = None
-        return self._live(plan, directory, observers)
-
-    def go_on(
-        self, directory: RunDirectory, observers: Sequence[Observer] = (), *, commands_after: int | None = None
-    ) -> RunResult:
-        """Run this loop's configuration in the directory of an existing run, from its newest intact checkpoint.
-
-        A run that was only created starts from the beginning. Commands up to number `commands_after` were for an
-        earlier attempt of the run; default: all commands so far.
-        """
-        self._commands_after = directory.store.newest(COMMANDS) if commands_after is None else commands_after
-        plan = self._plan(self.config)
-        if directory.store.status().state == PENDING:
-            directory.settle(plan.config, plan.spec)
-        else:
-            plan = self._from_newest(plan, directory)
-        return self._live(plan, directory, observers)
-
-    def _live(self, plan: Plan, directory: RunDirectory, observers: Sequence[Observer]) -> RunResult:
-        self._directory = directory
-        self._running = True
-        directory.reserve()
+        experiment = self._new_experiment(config.model_copy(update={"init_from": self._init_from}))
+        self._experiment = experiment
         try:
-            with StopSignalHandler() as interrupts, directory.store.heartbeats():
-                outcome, view = self._supervise(plan, directory, interrupts, observers)
-                for _ in range(plan.config.restarts):
-                    if outcome.fault is None or outcome.reason not in RETRYABLE_REASONS:
-                        break
-                    plan = self._from_newest(plan, directory)
-                    self._commands_after = self._supervisor.commands_after if self._supervisor else self._commands_after
-                    outcome, view = self._supervise(plan, directory, interrupts, observers)
-                interrupts.ignore()
-                result = finish_run(directory, outcome, view)
+            result = experiment.run(observers)
         finally:
-            self._running = False
-            directory.free_reserve()
-            directory.release()
-        self.episode += view.episodes
-        if not capabilities_of(plan.config.runtime).one_process and not self._hosts_learner(plan):
-            self._parts()[1].adopt_result(directory, plan)
+            if experiment.directory is not None:
+                self._init_from = None  # later runs continue with the agent's own weights
+        assert experiment.supervisor is not None
+        self.episode += experiment.supervisor.view.episodes
         self._sync_own_server()
         return result
 
-    def _plan(self, config: RunConfig) -> Plan:
-        runtimes.prepare(config.runtime, torch=not config.agent.in_table)
-        for device in (config.device, config.flow.actor_device):
-            if device.startswith("cuda"):
-                from steppe.algorithms.nn.device import resolve_device
-
-                resolve_device(device)
-        spec = self._parts()[0].spec
-        limit = config.environment.time_limit or spec.max_episode_steps
-        plan = make_plan(config, replace(spec, max_episode_steps=limit))
-        if config.params.deltas and self._server is None:
-            raise ConfigError(
-                "params.deltas is for a parameter server that takes deltas: give the loop that server, or leave it out"
-            )
-        if self._server is not None and not capabilities_of(config.runtime).hosts_learner:
-            able = " or ".join(map(repr, runtimes_with("hosts_learner")))
-            raise ConfigError(
-                f"a parameter server works in this process, and runtime {config.runtime!r} has its own: use {able}, or "
-                "DistributedMainLoop for several machines"
-            )
-        require_memory(plan.config, plan.spec, replay=self.replay_buffer is None)
-        runtimes.require(config.runtime, plan)
-        return plan
-
-    def _supervise(
-        self, plan: Plan, directory: RunDirectory, interrupts: StopSignalHandler, observers: Sequence[Observer]
-    ) -> tuple[Outcome, RunView]:
-        with contextlib.suppress(DiskFull):
-            directory.store.set_status("STARTING")
-        try:
-            server = None if self._server is None else self._given_server()
-            hosted = self._hosts_learner(plan)
-            agent, node = self._parts()[1], self._node_client()
-            handle = launch(plan, directory, agent, self.replay_buffer, server, hosted=hosted, node=node)
-            self._supervisor = Supervisor(
-                handle, directory, plan.config, interrupts, commands_after=self._commands_after
-            )
-            self._parts()[0].follow_run(self._supervisor.view)
-            self._parts()[1].follow_run(self._supervisor.view)
-            return self._supervisor.run(observers), self._supervisor.view
-        except KeyboardInterrupt:
-            return Outcome("STOPPED", "interrupted", "stopped at once by a second signal"), RunView(directory)
-        except BaseException as error:
-            directory.free_reserve()
-            with contextlib.suppress(DiskFull):
-                directory.store.set_status("FAILED", "error", f"{type(error).__name__}: {error}")
-            raise
+    def _new_experiment(self, config: RunConfig) -> Experiment:
+        environment, agent = self._parts()
+        parts = LoopParts(
+            environment,
+            agent,
+            self.replay_buffer,
+            self._server,
+            node_client=self._node_client(),
+            may_host_learner=self._may_host_learner,
+        )
+        return Experiment(config, self.sources, parts)
 
     @property
     def handle(self) -> Any:
         """The newest run's handle (runtimes/handle.py), or None before the first run."""
-        return None if self._supervisor is None else self._supervisor.handle
+        experiment = self._experiment
+        return experiment.supervisor.handle if experiment and experiment.supervisor else None
 
     def _node_client(self) -> Any:
         """Return the client of the cluster's server for this node's learner; None: the learner connects by itself."""
         return None
-
-    def _hosts_learner(self, plan: Plan) -> bool:
-        """Return whether the learner is in this process while the actors are not.
-
-        A run that pushes gradients does so only with a given parameter server.
-        """
-        own_store = plan.config.by_gradients and self._server is None
-        return self._may_host_learner and not own_store and plan.can_host_learner
-
-    def _from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
-        """Return the plan from the newest intact checkpoint, or from the beginning if there is none; logs an event."""
-        checkpoint, damaged = latest_intact_checkpoint(directory)
-        number = checkpoint.number if checkpoint else None
-        details = {"checkpoint": number, "damaged": damaged, **(checkpoint.counters if checkpoint else {})}
-        event = EventReport(run=directory.id, kind="resume", role="supervisor", details=details)
-        directory.board.post(EVENTS, event.record())
-        return replace(plan, resume=number)
 
     @property
     def _manual_trainer(self) -> ManualTrainer:
@@ -456,17 +305,21 @@ class MainLoop:
         self, run: ManualRun, given: tuple[int, int, int, int], callbacks: Sequence[Callable[[Any], object]]
     ) -> dict[str, Any]:
         def look(progress: dict[str, Any]) -> bool:
-            told = {**progress, "episode": self.episode}
-            answers = [callback(told) for callback in callbacks]
+            reported = {**progress, "episode": self.episode}
+            answers = [callback(reported) for callback in callbacks]
             return any(answer is True for answer in answers)
 
-        self._running = True
+        self._playing = True
         try:
             return run.run(given, self._play, lambda: self.save_checkpoint(self.episode), look) | {
                 "episode": self.episode
             }
         finally:
-            self._running = False
+            self._playing = False
+
+    @property
+    def _running(self) -> bool:
+        return self._playing or (self._experiment is not None and self._experiment.running)
 
     def _sync_own_server(self) -> None:
         """Copy what was learned into the loop's own store, if that was created."""
@@ -491,7 +344,7 @@ class MainLoop:
         """Return the built-in environment and agent. Raises UsageError for a user's own parts, which have no plan."""
         environment, agent = self.environment, self.agent
         if not isinstance(environment, DistributedEnvironment) or not isinstance(agent, DistributedAgent):
-            raise UsageError("parts of your own are played by hand: use run_training or run_single_episode")
+            raise UsageError("parts of your own are trained manually: use run_training or run_single_episode")
         return environment, agent
 
     def _given_server(self) -> Any:
@@ -499,7 +352,8 @@ class MainLoop:
         return self._server
 
     def _default_checkpoint(self) -> Path:
-        return (self._directory.path if self._directory else runs_root()) / "loop-checkpoint"
+        directory = self._experiment.directory if self._experiment else None
+        return (directory.path if directory else runs_root()) / "loop-checkpoint"
 
     def _require_here(self, what: str) -> None:
         if self._running and self._manual_run is None and not capabilities_of(self.config.runtime).one_process:
@@ -508,31 +362,7 @@ class MainLoop:
             )
 
     def _require_running(self, verb: str) -> Supervisor | ManualRun:
-        running = self._manual_run or self._supervisor
+        running = self._manual_run or (self._experiment.supervisor if self._experiment else None)
         if not self._running or running is None:
             raise UsageError(f"there is no training under way to {verb}")
         return running
-
-
-def latest_intact_checkpoint(directory: RunDirectory) -> tuple[Checkpoint | None, list[str]]:
-    """Return the checkpoint to resume from, if there is one, and the errors of newer ones that are corrupt."""
-    try:
-        checkpoint = Checkpoints(directory.checkpoints, run=directory.key).latest()
-    except DamagedFile as error:
-        return None, [str(error)]
-    return checkpoint, list(checkpoint.damaged) if checkpoint else []
-
-
-def finish_run(directory: RunDirectory, outcome: Outcome, view: RunView) -> RunResult:
-    """Write the run's final status, summary and profile, and return its result."""
-    directory.free_reserve()
-    with contextlib.suppress(DiskFull):  # a run without a final status is reported LOST and can be resumed
-        directory.store.set_status(outcome.state, outcome.reason, outcome.message)
-    directory.board.flush()
-    view.refresh()
-    summary = view.summary() | {"state": outcome.state, "reason": outcome.reason}
-    with contextlib.suppress(DiskFull), raising_disk_full(directory.summary_path):
-        directory.write_summary(summary | {"message": outcome.message})
-        if view.config.flow.profile:
-            write_profile(view)
-    return RunResult(directory.path, summary, outcome.message, outcome.fault)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steppe.compose.config_merge import MAX_SETTING
 from steppe.core.config import references
+from steppe.core.config.fields import MAX_SETTING
 from steppe.core.config.run import KafkaConfig, RayConfig, RunConfig, flatten
 from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.errors import Conflict, UsageError
@@ -27,9 +27,9 @@ from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 from steppe.roles.recorded_schedule import HyperparameterUpdate, RecordedSchedule
 from steppe.runtimes.plan import Plan, make_plan
+from steppe.training.experiment import finish_run
 from steppe.training.result import RunResult
 from steppe.training.supervisor import Observer, Outcome, StopSignalHandler, Supervisor
-from steppe.training.train import finish_run
 
 
 @dataclass(frozen=True)

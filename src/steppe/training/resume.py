@@ -7,14 +7,14 @@ from pathlib import Path
 
 from steppe import runtimes
 from steppe.core.config import references
-from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
+from steppe.core.config.run import RunConfig, flatten, unflatten
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.transport import COMMANDS, SET
 from steppe.core.system.typecheck import typechecked
 from steppe.records.run_directory import RunDirectory
+from steppe.training.experiment import Experiment
 from steppe.training.result import RunResult
 from steppe.training.supervisor import Observer
-from steppe.training.train import MainLoop
 
 COMPLETE_REASONS = ("steps_done", "episodes_done", "target_reached")
 
@@ -74,8 +74,6 @@ def resume_directory(
             raise UsageError(
                 f"the run {directory.id} is complete ({status.reason}): give steps to go on beyond its end"
             )
-        return MainLoop.of(ResolvedConfig(config, directory.sources)).go_on(
-            directory, observers, commands_after=commands_after
-        )
+        return Experiment(config, directory.sources).resume(directory, observers, commands_after=commands_after)
     finally:
         directory.release()

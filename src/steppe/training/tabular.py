@@ -21,8 +21,8 @@ from steppe.algorithms.tabular.agent import ClassicAgent, get_table_storage, set
 from steppe.algorithms.tabular.base import BaseAlgorithm, is_turn_based, step_limit
 from steppe.algorithms.tabular.q_learning import ListQLearning, OptimalQLearning
 from steppe.algorithms.tabular.schedules import Schedule, to_plain
-from steppe.compose.config_merge import MAX_SETTING
 from steppe.core.config import references
+from steppe.core.config.fields import MAX_SETTING
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.reports import ActorReport, EvaluationReport
@@ -32,8 +32,9 @@ from steppe.envs.wrappers.flatten import as_gym_env
 from steppe.records.run_directory import RunDirectory
 from steppe.records.statistics import TrainingStatistics
 from steppe.runtimes.mpi import launch as mpi
+from steppe.training.experiment import Experiment
+from steppe.training.initial_weights import build_agent, load_result
 from steppe.training.result import RunResult
-from steppe.training.train import MainLoop
 
 Observer = Callable[[Any], object]
 _given_envs: list[Any] = []  # the environment of this process's DistAsyncQLearning
@@ -103,7 +104,7 @@ class _SharedTableTrainer:
         self._learner: Any = None
         self._trained = False
         self._merges = 0  # of all workers, in the newest training
-        self._loop: MainLoop | None = None  # of the newest training
+        self._experiment: Experiment | None = None  # of the newest training
         self.training_stats = TrainingStatistics()
         self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the greedy actions)
         self.result: RunResult | None = None
@@ -142,17 +143,17 @@ class _SharedTableTrainer:
             **settings,
         }
         try:
-            loop = self._loop = MainLoop.of(resolve_config(("call", layer)))
-            self._begin(loop, sizes)
-            result = loop.run(observers)
-            self._keep(loop, result)
+            experiment = self._experiment = Experiment.of(resolve_config(("call", layer)))
+            agent = self._build_agent(experiment, sizes)
+            result = experiment.run(observers, agent=agent)
+            self._keep(agent, result)
         finally:
             shutil.rmtree(room, ignore_errors=True)
         result.raise_for_fault()
 
-    def _begin(self, loop: MainLoop, sizes: dict[str, int]) -> None:
+    def _build_agent(self, experiment: Experiment, sizes: dict[str, int]) -> Any:
         """Build the learner in this process first, so that its errors are raised before any process is started."""
-        made: Any = loop.agent.agent
+        made: Any = build_agent(experiment.plan())
         for name, size in sizes.items():
             if size != getattr(made.algorithm, name):
                 states = "states" if name == "state_size" else "actions"
@@ -161,11 +162,18 @@ class _SharedTableTrainer:
         if self._trained:
             made.table[...] = get_table_storage(self.algorithm).reshape(made.table.shape)
             made.set_epsilon(self.algorithm.epsilon)
+        return made
 
-    def _keep(self, loop: MainLoop, result: RunResult) -> None:
+    @property
+    def _handle(self) -> Any:
+        """The handle of the newest run (runtimes/handle.py), or None before it."""
+        experiment = self._experiment
+        return experiment.supervisor.handle if experiment and experiment.supervisor else None
+
+    def _keep(self, made: Any, result: RunResult) -> None:
         """Copy the learned table, the counters and the statistics from the finished run."""
         directory = RunDirectory.open(result.path)
-        made: Any = loop.agent.agent
+        load_result(made, directory)
         self._learner, self._trained, self.result = made.algorithm, True, result
         set_table_storage(self.algorithm, get_table_storage(self.algorithm).copy())
         self.algorithm.step_count, self.algorithm.episode_count = (
@@ -209,13 +217,13 @@ class ParallelQLearning(_SharedTableTrainer):
     @property
     def processes(self) -> list[Any]:
         """The worker processes of the newest training, running or ended; empty before it, and on runtime inline."""
-        handle: Any = None if self._loop is None else self._loop.handle
+        handle = self._handle
         return handle.workers() if hasattr(handle, "workers") else []
 
     @property
     def shared_q_table(self) -> np.ndarray | None:
         """The shared-memory table that all processes write in training; the learned table afterwards; None before."""
-        handle: Any = None if self._loop is None else self._loop.handle
+        handle = self._handle
         shared: np.ndarray | None = handle.shared_values() if hasattr(handle, "shared_values") else None
         return shared if shared is not None or not self._trained else self.q_table
 

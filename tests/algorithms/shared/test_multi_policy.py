@@ -199,7 +199,11 @@ def test_names_that_begin_alike_are_kept_apart():
             UNLIKE,
             "the policy 'all' is for agents that are not alike: wolf_0 observes [2]",
         ),
-        (DQNConfig(policies="own"), SPEC, "dqn learns one policy for all agents: leave policies out, or use an algorithm that learns from rollouts"),
+        (
+            DQNConfig(policies="own"),
+            SPEC,
+            "dqn learns one policy for all agents: leave policies out, or use an algorithm that learns from rollouts",
+        ),
     ],
 )
 def test_policies_that_do_not_fit_are_refused(config, spec, words):

@@ -194,8 +194,9 @@ def node(
     """
     from steppe.cli.commands.train import exit_code, print_failure, run_with_live_view
     from steppe.compose.cluster import hosted_cluster_server
+    from steppe.compose.main_loop import MainLoop
     from steppe.core.config.run import from_environ, resolve_config
-    from steppe.training.train import MainLoop, run_experiment
+    from steppe.training.train import run_experiment
 
     described, run = _read_cluster(cluster)
     joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id or _node_id_by_rank(described)}

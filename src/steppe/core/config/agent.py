@@ -134,7 +134,9 @@ class AgentConfig(FrozenConfig):
         if not spec.agents:
             raise ConfigError(f"policies is for environments with several agents, and {spec.id} has one: leave it out")
         if self.memory != "rollout":
-            raise ConfigError(f"{name} learns one policy for all agents: leave policies out, or use an algorithm that learns from rollouts")
+            raise ConfigError(
+                f"{name} learns one policy for all agents: leave policies out, or use an algorithm that learns from rollouts"
+            )
         for policy, members in self.groups(spec).items():
             if len({spec.members[index] for index in members} if spec.members else ()) > 1:
                 raise ConfigError(

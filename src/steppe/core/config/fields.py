@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from steppe.core.system.typecheck import to_python_number
 
 # Every number has an upper bound: beyond it a value is a mistake, and some would overflow or fill the memory.
-Positive = Annotated[int, Field(gt=0, le=10**15)]
-Count = Annotated[int, Field(ge=0, le=10**15)]
+MAX_SETTING = 10**15  # as steps between evaluations: never
+Positive = Annotated[int, Field(gt=0, le=MAX_SETTING)]
+Count = Annotated[int, Field(ge=0, le=MAX_SETTING)]
 Rows = Annotated[int, Field(gt=0, le=10**8)]  # of a batch, or steps of a segment: what lies in memory at once
 Width = Annotated[int, Field(gt=0, le=65_536)]  # of a layer
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
