@@ -150,11 +150,11 @@ def main() -> None:
     if "torch" in sys.argv[1:]:
         import torch
 
-        import steppe.algorithms.ppo.ppo  # noqa: F401
+        import steppe.algorithms.ppo.ppo
 
         torch.set_num_threads(1)
     if "service" in sys.argv[1:]:
-        import steppe.control.http.server
+        import steppe.control.http.server  # noqa: F401
     for line in sys.stdin:
         order = json.loads(line)
         if "words" in order:
