@@ -88,6 +88,8 @@ class Writers:
 
 
 class TestKafkaChannel(ChannelConformance):
+    random_steps = 150
+
     @pytest.mark.slow
     def test_a_random_life_of_several_writers(self) -> None:
         super().test_a_random_life_of_several_writers()

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.service import Served, bring_down
+from tests.support.warm_host import WarmHost
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +18,18 @@ def brokers() -> str | None:
     return None
 
 
+@pytest.fixture(scope="session")
+def service_host() -> Iterator[WarmHost]:
+    """A process whose forks serve, without importing all that a service needs each."""
+    host = WarmHost(service=True)
+    yield host
+    host.close()
+
+
 @pytest.fixture
-def served(tmp_path: Path, brokers: str | None) -> Iterator[Served]:
+def served(tmp_path: Path, brokers: str | None, service_host: WarmHost) -> Iterator[Served]:
     """A service that is up; whatever it started is brought down."""
-    service = Served(tmp_path, brokers)
+    service = Served(tmp_path, brokers, host=service_host)
     service.start()
     yield service
     bring_down(service)

@@ -47,7 +47,8 @@ async def connected(
     served: Served, door: str, scope: str, person: Person | None = None, mode: str = "auto"
 ) -> AsyncIterator[Client]:
     if door == "stdio":
-        environ = {"STEPPE_RUNS": str(served.root / "runs"), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
+        environ = {**clean, "STEPPE_RUNS": str(served.root / "runs")}
         command = StdioServerParameters(
             command=sys.executable, args=["-c", SERVE, "mcp", "--scope", scope], env=environ, cwd=str(served.root)
         )

@@ -39,6 +39,7 @@ class ChannelConformance:
 
     spec = SPEC
     run = "conformance"
+    random_steps = 600  # of the test of random operations; fewer where each takes long
 
     def make(self, num_actors: int, slots_per_actor: int) -> AbstractContextManager[Channel]:
         """Return a new channel for segments of `spec` in the run named `run`, as opened by the reader."""
@@ -191,7 +192,7 @@ class ChannelConformance:
         with self.make(num_actors, slots) as reader:
             writers = [self.beside(reader) for _ in range(num_actors)]
             life = _ChannelModel(self.run, num_actors)
-            for _ in range(600):
+            for _ in range(self.random_steps):
                 actor = int(stream.integers(num_actors))
                 if stream.random() < 0.5:
                     life.write(writers[actor], actor, slots)
@@ -199,7 +200,7 @@ class ChannelConformance:
                     reader.release(life.held.pop(int(stream.integers(len(life.held))))[0])
                 else:
                     life.read(reader)
-            assert min(life.sequences) > 10
+            assert min(life.sequences) > self.random_steps // 60
 
     def test_a_segment_out_of_range_is_refused_and_counted(self) -> None:
         with self.make(1, 2) as reader:

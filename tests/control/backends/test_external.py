@@ -34,8 +34,8 @@ def brokers(kafka):
 
 
 @pytest.fixture
-def served(tmp_path, brokers):
-    made = Served(tmp_path)
+def served(tmp_path, brokers, service_host):
+    made = Served(tmp_path, host=service_host)
     made.environ |= brokers
     yield made
     if made.process is not None:

@@ -28,6 +28,7 @@ from steppe.control.http.auth import (
 )
 from steppe.core.contracts.errors import UsageError
 from tests.support.service import SERVE, SHORT, Served, bring_down, make, until
+from tests.support.warm_host import WarmHost
 
 pytestmark = pytest.mark.integration
 
@@ -35,9 +36,9 @@ RUNS = "/api/v1/runs"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, service_host: WarmHost) -> Iterator[Served]:
     """One service for all that must be refused; the last test uses up what may be guessed."""
-    service = Served(tmp_path_factory.mktemp("served"))
+    service = Served(tmp_path_factory.mktemp("served"), host=service_host)
     service.start()
     yield service
     bring_down(service)
