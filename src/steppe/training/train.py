@@ -411,6 +411,9 @@ class MainLoop:
             )
             self._parts()[0].follow_run(self._supervisor.view)
             self._parts()[1].follow_run(self._supervisor.view)
+            if self.replay_buffer is not None:
+                in_place = hosted or capabilities_of(plan.config.runtime).one_process
+                self.replay_buffer.follow_run(None if in_place else self._supervisor.view)
             return self._supervisor.run(observers), self._supervisor.view
         except KeyboardInterrupt:
             return Outcome("STOPPED", "interrupted", "stopped at once by a second signal"), RunView(directory)
