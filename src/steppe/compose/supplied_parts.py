@@ -53,9 +53,11 @@ class LoopParts:
     def node(self) -> Any:
         return self._node_client
 
-    def follow_run(self, view: RunView) -> None:
+    def follow_run(self, view: RunView, *, uses_pool: bool) -> None:
         self._environment.follow_run(view)
         self._agent.follow_run(view)
+        if self.pool is not None:
+            self.pool.follow_run(None if uses_pool else view)
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
         self._agent.adopt_result(directory, plan)

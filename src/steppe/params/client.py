@@ -16,7 +16,7 @@ import numpy as np
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.weights import Weights
 from steppe.core.system.typecheck import typechecked
-from steppe.params.push_api import ParameterServerApi, Push
+from steppe.params.push_api import ParameterServerApi, Push, as_metrics
 from steppe.params.rounds import Receipt
 
 
@@ -148,7 +148,7 @@ class ParameterClient(ParameterServerApi):
     @typechecked
     def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:
         """Report a worker's metrics; see ParameterServer.report."""
-        self._line.call("Report", {"worker": worker_id, "metrics": {name: float(v) for name, v in metrics.items()}})
+        self._line.call("Report", {"worker": worker_id, "metrics": as_metrics(metrics)})
 
     def get_server_stats(self) -> dict[str, Any]:
         """Return the server's statistics; see ParameterServer.get_server_stats."""

@@ -10,10 +10,11 @@ import numpy as np
 from steppe.core.arrays import to_numpy
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.weights import Weights
-from steppe.core.system.typecheck import typechecked
+from steppe.core.system.typecheck import to_python_number, typechecked
 from steppe.params.rounds import Receipt
 
 POLICY = "policy"
+MAX_METRICS = 64
 
 
 class Push(NamedTuple):
@@ -38,6 +39,18 @@ def _array(value: Any) -> Any:
     except UsageError:
         return value
     return found.astype(np.float32) if isinstance(value, list | tuple) and found.dtype.kind in "iu" else found
+
+
+def as_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Convert metrics to floats; raise UsageError unless they are at most MAX_METRICS numbers with short names."""
+    found = {name: to_python_number(value) for name, value in metrics.items()}
+    plain = all(isinstance(name, str) and isinstance(value, float | int) for name, value in found.items())
+    if not plain or len(found) > MAX_METRICS or any(len(name) > MAX_METRICS for name in found):
+        raise UsageError(f"metrics are at most {MAX_METRICS} numbers, with names of at most {MAX_METRICS} letters")
+    try:
+        return {name: float(value) for name, value in found.items()}
+    except OverflowError as error:
+        raise UsageError(f"a metric is beyond the range of a float: {error}") from None
 
 
 class ParameterServerApi:

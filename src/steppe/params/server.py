@@ -28,7 +28,7 @@ from steppe.params.checkpoints import read_checkpoint, write_checkpoint
 from steppe.params.optimizers import Optimizer
 from steppe.params.parameter_layout import ParameterLayout, Refusal
 from steppe.params.privacy import PrivateSum
-from steppe.params.push_api import POLICY, ParameterServerApi, Push
+from steppe.params.push_api import POLICY, ParameterServerApi, Push, as_metrics
 from steppe.params.round_sum import validate_counts
 from steppe.params.rounds import PendingPushes, Receipt, Rounds, WorkerAccount, WorkerRegistry
 from steppe.params.rpc.protocol import Tls
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from steppe.params.rpc.grpc_server import GrpcServer
     from steppe.params.rpc.shm_server import ShmServer
 
-MAX_METRICS = 64
 
 
 class ParameterServer(ParameterServerApi, PushAdmission):
@@ -241,12 +240,10 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         """Publish a worker's newest metrics in the statistics; a private server raises UsageError."""
         if self._private is not None:
             raise UsageError("a private server publishes nothing about one client: report no metrics to it")
-        plain = all(isinstance(name, str) and isinstance(value, float | int) for name, value in metrics.items())
-        if not plain or len(metrics) > MAX_METRICS or any(len(name) > MAX_METRICS for name in metrics):
-            raise UsageError(f"metrics are at most {MAX_METRICS} numbers, with names of at most {MAX_METRICS} letters")
+        found = as_metrics(metrics)
         with self._changed:
             self._registry.account(worker_id)
-            self._reports[worker_id] = {name: float(value) for name, value in metrics.items()}
+            self._reports[worker_id] = found
 
     @typechecked
     def save_checkpoint(self, path: str | Path | None = None) -> Path:

@@ -205,6 +205,11 @@ class RunView:
         return max(self.episodes, sum(report.total_episodes or 0 for report in self.actors.values()))
 
     @property
+    def memory(self) -> dict[str, float]:
+        """What the learner last reported of its memory; empty before its first report."""
+        return self.training.memory if self.training else {}
+
+    @property
     def refused(self) -> int:
         """Segments that the learner rejected because of invalid values; they are among the dropped ones."""
         return self.training.dropped.get("refused", 0) if self.training else 0

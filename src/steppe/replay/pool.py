@@ -6,9 +6,9 @@ same store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -23,6 +23,13 @@ from steppe.replay.store.store import ArrayLike, ReplayStore
 ALPHA = 0.6
 BETA = 0.4
 Routing = Literal["round_robin", "least_filled", "by_source"]
+
+
+class RunMemory(Protocol):
+    """Reports of a run whose learner keeps the experience in another process, as a RunView has them."""
+
+    @property
+    def memory(self) -> Mapping[str, float]: ...
 
 
 class ReplayBufferPool:
@@ -57,6 +64,7 @@ class ReplayBufferPool:
         self.save_path = None if save_path is None else Path(save_path)
         self.routing = routing
         self.beta = BETA
+        self._run: RunMemory | None = None
         disk = None if disk_path is None else Path(disk_path)
         self.store = ReplayStore(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None, disk=disk)
         self.turn = 0  # the next buffer in round-robin routing
@@ -114,10 +122,15 @@ class ReplayBufferPool:
         """Set the priorities of experiences by the "indices" of a batch; `get_buffer_stats` counts stale updates."""
         self.store.update_priorities(indices, priorities)
 
+    def follow_run(self, run: RunMemory | None) -> None:
+        """Include in the statistics what a run's learner reports of its own buffer; None: this pool is in use itself."""
+        self._run = run
+
     def get_buffer_stats(self) -> dict[str, Any]:
         """Return the fill of the pool and of each buffer; `added` counts all writes, including overwritten experience.
 
-        `stale_updates` counts priority updates that were ignored because their experience had been overwritten.
+        `stale_updates` counts priority updates that were ignored because their experience had been overwritten. `run`, if the newest run has its learner in another process, is what that learner last reported of
+        its buffer; this pool is only the description of it, and stays as it is.
         """
         buffers = [
             {
@@ -138,7 +151,7 @@ class ReplayBufferPool:
             "utilization": total / capacity,
             "stale_updates": self.store.stale,
             "buffers": buffers,
-        }
+        } | ({} if self._run is None else {"run": dict(self._run.memory)})
 
     def get_total_experiences(self) -> int:
         """Return the number of experiences in all buffers."""

@@ -61,8 +61,8 @@ class SuppliedParts(Protocol):
     def node(self) -> Any:
         """Return the client through which a cluster node's learner reaches its parameter server, or None."""
 
-    def follow_run(self, view: RunView) -> None:
-        """Include the run in the statistics from now on."""
+    def follow_run(self, view: RunView, *, uses_pool: bool) -> None:
+        """Include the run in the statistics from now on; `uses_pool` says that its learner fills the pool itself."""
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
         """Continue from the end of a run that learned in other processes."""
@@ -181,7 +181,7 @@ class Experiment:
                 handle, directory, plan.config, interrupts, commands_after=self._commands_after
             )
             if parts is not None:
-                parts.follow_run(self.supervisor.view)
+                parts.follow_run(self.supervisor.view, uses_pool=hosted or self._is_one_process)
             return self.supervisor.run(observers), self.supervisor.view
         except KeyboardInterrupt:
             return Outcome("STOPPED", "interrupted", "stopped at once by a second signal"), RunView(directory)

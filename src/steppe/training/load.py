@@ -22,7 +22,7 @@ from steppe.envs.vector.spaces import make_action_decoder, make_observation_enco
 from steppe.envs.wrappers.frame_stack import FrameStack
 from steppe.records.run_directory import RunDirectory
 from steppe.training.evaluate import result_weights
-from steppe.training.load_multi_agent import LoadedMultiAgentPolicy
+from steppe.training.load_multi_agent import LoadedMultiAgentPolicy, require_finite, require_observation
 
 Space = spaces.Space[Any]
 
@@ -65,13 +65,16 @@ class LoadedPolicy:
         Actions are greedy, or sampled if `explore`. `action_mask` marks the allowed actions, like
         `info["action_mask"]`, for an agent that learned with masks.
         """
-        size = _batch_size(self._space, obs)
-        rows = [obs] if size is None else [_row(self._space, obs, index) for index in range(size)]
+        with require_observation(self.spec.id):
+            size = _batch_size(self._space, obs)
+            rows = [obs] if size is None else [_row(self._space, obs, index) for index in range(size)]
         if len(rows) != self._width:
             self._begin(len(rows))
         seen = np.zeros((len(rows), *self.spec.obs.shape), self.spec.obs.dtype)
-        for index, raw in enumerate(rows):
-            self._put(seen, index, raw)
+        with require_observation(self.spec.id), np.errstate(all="ignore"):
+            for index, raw in enumerate(rows):
+                self._put(seen, index, raw)
+        require_finite(seen)
         chosen = self._choose(seen, action_mask, explore=explore)
         self._starts = np.zeros(len(rows), np.bool_)
         actions = self._actions.batch(chosen)
@@ -85,7 +88,10 @@ class LoadedPolicy:
         if self.spec.num_states is None:
             raise UsageError("this agent has a network and did not learn with masks: leave action_mask out")
         choose: Any = self.agent.act
-        masks = np.asarray(mask, np.bool_).reshape(len(seen), -1)
+        try:
+            masks = np.asarray(mask, np.bool_).reshape(len(seen), *self.spec.action.sizes)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"action_mask has one flag per action, and a row per observation: {error}") from None
         chosen: np.ndarray = choose(seen, self._starts, explore=explore, masks=masks)["action"]
         return chosen
 

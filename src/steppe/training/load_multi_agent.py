@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,26 @@ from steppe.core.contracts.algorithm import Agent, CommunicatingPolicy
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
+from steppe.core.system.typecheck import typechecked
 from steppe.envs.multi_agent.aec import Turns
 from steppe.envs.multi_agent.spec import make_multi_agent_codec, make_multi_agent_spec
 
 ByAgent = Mapping[Any, Any]
+
+
+@contextmanager
+def require_observation(whose: str) -> Iterator[None]:
+    """Turn what NumPy and Gymnasium raise for an observation outside its space into a UsageError."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"this is no observation of {whose}: {error}") from None
+
+
+def require_finite(seen: np.ndarray) -> None:
+    """Raise UsageError for observations with NaN or infinite values."""
+    if seen.dtype.kind == "f" and not np.isfinite(seen).all():
+        raise UsageError("an observation has values that are not finite")
 
 
 class LoadedMultiAgentPolicy:
@@ -40,6 +57,7 @@ class LoadedMultiAgentPolicy:
         self.agent.begin(self.spec.num_agents, seeding.generator(seed, "loaded"))
         self._starts = np.ones(self.spec.num_agents, np.bool_)
 
+    @typechecked
     def act(self, observations: ByAgent, *, explore: bool = False, infos: ByAgent | None = None) -> dict[Any, Any]:
         """Return an action for each agent in `observations`: the greedy one, or a sample if `explore`.
 
@@ -55,8 +73,10 @@ class LoadedMultiAgentPolicy:
                 )
             place = self._place[agent]
             put = self._rules.put_first if self._starts[place] else self._rules.put
-            put(seen, place, (raw, [True]) if agent in self._in_turns else raw)
+            with require_observation(self.spec.id), np.errstate(all="ignore"):
+                put(seen, place, (raw, [True]) if agent in self._in_turns else raw)
             there[place] = True
+        require_finite(seen)
         choose: Callable[..., Mapping[str, np.ndarray]] = self.agent.act
         communicates = isinstance(self.agent, CommunicatingPolicy) and self.agent.communicates
         told = {"comm_mask": self._heard(there, infos or {})} if communicates else {}

@@ -23,6 +23,7 @@ from steppe.testing.runtime import RuntimeConformance
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
 from tests.determinism.test_dhc_runs import SMALL as DHC
+from tests.support.loop_statistics import ELSEWHERE, require_right_statistics
 from tests.support.refusals import require_refusals
 from tests.support.tuning import MATRIX, require_tuned
 
@@ -119,4 +120,6 @@ if __name__ == "__main__":
     told = runs(Path(sys.argv[1]))
     tune(Path(sys.argv[1]))
     require_refusals(Path(sys.argv[1]) / "refused", runtime="mpi")
+    for kind, algo in ELSEWHERE:
+        require_right_statistics(kind, algo, "mpi")
     print(json.dumps(told), flush=True)

@@ -37,6 +37,7 @@ from steppe.training.resume import resume
 from steppe.training.train import run_experiment
 from steppe.transport.ray.links import import_ray
 from tests.determinism.test_dhc_runs import SMALL as DHC
+from tests.support.loop_statistics import ELSEWHERE, require_right_statistics
 from tests.support.refusals import require_refusals
 from tests.support.tabular_envs import Maze
 from tests.support.tuning import MATRIX, require_tuned
@@ -145,6 +146,11 @@ def test_single_has_actor_and_learner_in_one_place(tmp_path):
 @pytest.mark.parametrize(("mode", "kind"), MATRIX)
 def test_all_live_hyperparameters_in_one_command(mode, kind, tmp_path):
     require_tuned(kind, tmp_path / "run", runtime="ray", mode=mode)
+
+
+@pytest.mark.parametrize(("kind", "algo"), ELSEWHERE)
+def test_statistics_of_loops_during_and_after_runs(kind, algo):
+    require_right_statistics(kind, algo, "ray")
 
 
 def test_an_actor_that_sends_actions_out_of_range_is_refused(tmp_path):
