@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from steppe.params.rpc.shm_server import ShmServer
 
 
-
 class ParameterServer(ParameterServerApi, PushAdmission):
     """Collect workers' gradients and apply them together, `update_frequency` accepted pushes at a time.
 

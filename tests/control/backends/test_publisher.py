@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 
+import anyio
+import anyio.to_thread
 import pytest
 
 import steppe.control.backends.publisher
@@ -20,6 +22,7 @@ from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.run_directory import RunDirectory
 from steppe.records.store import NO_OWNER, PENDING
 from steppe.transport.kafka.client import KafkaConnection, ensure_topics
+from tests.control.test_mcp import connected, told
 from tests.support.kafka import Topics
 from tests.support.service import LONG, finished, in_state, make, until
 
@@ -33,8 +36,35 @@ def brokers(kafka):
     return str(kafka)
 
 
+async def ask_by_mcp(served, api, run):
+    """Every command once more, by the tools of MCP; what each came to, in order."""
+    asked = []
+
+    async def ask(client, tool, **arguments):
+        answer = await told(client, tool, run=run, **arguments)
+        identity = (answer.get("operation") or answer)["id"]
+        done = await anyio.to_thread.run_sync(lambda: until(lambda: settled(api, identity), f"{tool} is done"))
+        asked.append((tool, done))
+
+    async with connected(served, "http", "control") as client:
+        await ask(client, "start_run")
+        await anyio.to_thread.run_sync(lambda: in_state(api, run, "RUNNING"))
+        await ask(client, "set_hyperparameters", values={"learning_rate": 0.02})
+        await ask(client, "scale_actors", count=1)
+        await ask(client, "pause_run")
+        await ask(client, "resume_run")
+        await ask(client, "stop_run", confirm=run)
+    return asked
+
+
+def settled(api, identity):
+    found = api.get(f"/api/v1/operations/{identity}").json()
+    return found if found["state"] != "pending" else None
+
+
 @pytest.mark.slow
 def test_every_command_and_its_answer_are_seen_and_nothing_is_done_twice(served, api):
+    """By REST, which the page uses too (tests/control/http/page/test_story.py), then by MCP."""
     run = make(api, SMALL, start=False)
     path, directory = f"/api/v1/runs/{run}", RunDirectory(served.root / "runs" / run)
     config = KafkaConfig(address=served.options[1], prefix=served.environ["STEPPE_KAFKA__PREFIX"], partitions=2)
@@ -55,13 +85,29 @@ def test_every_command_and_its_answer_are_seen_and_nothing_is_done_twice(served,
     for word, operation in asked.items():
         until(lambda one=operation: topics.answers(one["id"]), f"{word} is answered")
         assert [obeyed for obeyed, _ in topics.answers(operation["id"])] == [True], word
-    told = topics.commands()
-    assert [(record["command"], record["id"]) for record in told] == [(word, asked[word]["id"]) for word in asked]
-    assert all(record["issuer"] == "token:admin" and record["run"] == run for record in told)
-    assert all(record["expires_s"] > record["time_s"] for record in told)
-    assert [record["generation"] for record in told] == [0, 1, 1, 1, 1, 1]
+    told_before = topics.commands()
+    assert [(record["command"], record["id"]) for record in told_before] == [
+        (word, asked[word]["id"]) for word in asked
+    ]
+    assert all(record["issuer"] == "token:admin" and record["run"] == run for record in told_before)
+    assert all(record["expires_s"] > record["time_s"] for record in told_before)
+    assert [record["generation"] for record in told_before] == [0, 1, 1, 1, 1, 1]
     carried_out = [record["command"] for _, record in directory.store.read(COMMANDS)]
     assert carried_out == ["set", "scale", "pause", "resume", "stop"], "what is published is not taken from Kafka too"
+    assert directory.store.status().state == "STOPPED"
+
+    by_mcp = anyio.run(ask_by_mcp, served, api, run)
+    assert [done["state"] for _, done in by_mcp] == ["succeeded"] * len(asked), by_mcp
+    for tool, done in by_mcp:
+        until(lambda one=done: topics.answers(one["id"]), f"{tool} is answered")
+        assert [obeyed for obeyed, _ in topics.answers(done["id"])] == [True], tool
+    more = topics.commands()[len(told_before) :]
+    words = ["start", "set", "scale", "pause", "resume", "stop"]
+    assert [(record["command"], record["id"]) for record in more] == [
+        (word, done["id"]) for word, (_, done) in zip(words, by_mcp, strict=True)
+    ]
+    assert all(record["issuer"] == "token:control" and record["run"] == run for record in more)
+    assert all(record["expires_s"] > record["time_s"] for record in more)
     assert directory.store.status().state == "STOPPED"
     topics.close()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from tests.support.service import LONG, Served, in_state, learning, make, run_of, until
 
@@ -33,7 +34,37 @@ def see_actors(page: Page, count: int) -> None:
     expect(page.locator("[data-actors=ready]")).to_have_text(str(count))
 
 
+def changes_asked(page: Page) -> list[tuple[str, str]]:
+    """Method and path of every change that the page asks the service for, from now on."""
+    found: list[tuple[str, str]] = []
+
+    def note(request: Request) -> None:
+        if request.method != "GET":
+            found.append((request.method, urlsplit(request.url).path.removeprefix("/api/v1")))
+
+    page.on("request", note)
+    return found
+
+
+def fill_more(page: Page) -> None:
+    """Arguments of the environment and the runtime: what the environment does not take is refused by name."""
+    page.locator("summary", has_text="Environment").click()
+    page.locator("summary", has_text="More").click()
+    page.get_by_label("runtime").select_option("processes")
+    arguments = page.get_by_label("kwargs")
+    arguments.fill("delay_s")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_text("name=value, with commas between several").first).to_be_visible()
+    expect(arguments).to_be_focused()
+    arguments.fill("no_such=1")
+    page.get_by_role("button", name="Start", exact=True).click()
+    expect(page.get_by_text("no_such").first).to_be_visible()
+    arguments.fill("delay_s=0.002")
+
+
 def test_start_watch_scale_tune_and_stop(page: Page, api: httpx.Client):
+    """Every change goes by REST, so what is shown of commands by REST holds for the page."""
+    asked = changes_asked(page)
     page.get_by_role("link", name="Start a run").first.click()
     page.get_by_label("environment").fill(SLEEPY)
     page.get_by_label("algorithm").select_option("ppo")
@@ -48,12 +79,14 @@ def test_start_watch_scale_tune_and_stop(page: Page, api: httpx.Client):
     page.get_by_text("Hyperparameters").click()
     page.get_by_label("learning rate").fill("0.001")
     page.get_by_label("segment steps").fill("8")
+    fill_more(page)
     page.get_by_role("button", name="Start", exact=True).click()
 
     expect(page.get_by_role("heading", name="story")).to_be_visible()
     expect(page.locator(".head .state")).to_have_text(re.compile("Running"))
     config = run_of(api, "story")["config"]
     assert (config["agent.learning_rate"], config["actors"], config["steps"]) == (0.001, 2, 500_000_000)
+    assert (config["environment.kwargs"], config["runtime"]) == ({"delay_s": 0.002}, "processes")
     see_progress(page)
     expect(page.get_by_role("img", name=re.compile("^Return: training now"))).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("^entropy"))).to_be_visible()
@@ -76,6 +109,10 @@ def test_start_watch_scale_tune_and_stop(page: Page, api: httpx.Client):
     expect(marks.get_by_text("learning_rate → 0.00002")).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("^learning rate: learning_rate now 2.0e−5"))).to_be_visible()
 
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.locator(".head .state")).to_have_text(re.compile("Paused"))
+    page.get_by_role("button", name="Resume", exact=True).click()
+    expect(page.locator(".head .state")).to_have_text(re.compile("Running"))
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_role("button", name="Let it run").click()
     assert run_of(api, "story")["desired"] == "running"
@@ -85,6 +122,17 @@ def test_start_watch_scale_tune_and_stop(page: Page, api: httpx.Client):
     assert run_of(api, "story")["state"] == "STOPPED"
     expect(page.get_by_role("button", name="Go on")).to_be_visible()
     expect(page.get_by_role("log")).to_contain_text("STOPPED")
+
+    page.route("**/start", lambda route: route.fulfill(status=503, json={"detail": "only asked"}))
+    page.locator(".buttons .primary").click()
+    expect(page.get_by_text("only asked")).to_be_visible()
+    paths = {("POST", "/runs")} | {("POST", f"/runs/story/{word}") for word in ("pause", "resume", "stop", "start")}
+    changes = {one for one in asked if one[1].startswith("/runs")}
+    assert changes == paths | {("PUT", "/runs/story/actors"), ("PATCH", "/runs/story/hyperparameters")}
+    page.get_by_label("More").click()
+    page.get_by_role("link", name="Start one like it").click()
+    expect(page.locator("#f-environment-kwargs")).to_have_value("delay_s=0.002")
+    expect(page.locator("#f-runtime")).to_have_value("processes")
 
 
 @pytest.mark.slow

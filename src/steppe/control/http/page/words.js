@@ -55,5 +55,8 @@ export const spaced = (name) => name.replaceAll("_", " ");
 
 export function shown(value) {
   if (value === null || value === undefined) return "auto";
-  return Array.isArray(value) ? value.join(", ") : String(value);
+  if (Array.isArray(value)) return value.join(", ");
+  if (typeof value !== "object") return String(value);
+  const written = (one) => (typeof one === "string" ? one : JSON.stringify(one));
+  return Object.entries(value).map(([name, one]) => `${name}=${written(one)}`).join(", ");
 }
