@@ -207,8 +207,8 @@ def test_below_the_quorum_a_node_keeps_what_it_has_and_tries_again() -> None:
         np.testing.assert_array_equal(flat(one.agent), mine)
         two = joined(port, "b", deadline_s=30.0)
         done = []
-        in_threads(lambda: done.append(one.synchronize()), lambda: done.append(two.synchronize()))
-        assert True in done
+        while True not in done:  # they may come too far apart for one round
+            in_threads(lambda: done.append(one.synchronize()), lambda: done.append(two.synchronize()))
         assert one.counts["missed"] >= 1
 
 
