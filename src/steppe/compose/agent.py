@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 
 from steppe.compose.batches import stack_experiences, to_segment, to_sequence_batch, to_transition_batch
@@ -269,7 +268,7 @@ class DistributedAgent:
         if found.state.get("algo") != self.algo:
             raise UsageError(f"{path} is a checkpoint of {found.state.get('algo')!r}, but this agent is {self.algo!r}")
         if self._world is None:
-            self.bind(msgspec.convert(found.state["spec"], EnvSpec))
+            self.bind(EnvSpec.from_record(found.state["spec"]))
         self.agent.load(found.weights)
         self.agent.restore(found.state["agent"])
         counters = found.counters

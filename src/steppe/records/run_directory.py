@@ -22,8 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from steppe.core.config.run import RunConfig, flatten, unflatten
 from steppe.core.contracts.errors import (
     ConfigError,
@@ -132,7 +130,7 @@ class RunDirectory:
     def spec(self) -> EnvSpec | None:
         """The environment's specification; None until the environment has been inspected."""
         found = self.record.get("spec")
-        return None if found is None else msgspec.convert(found, EnvSpec)
+        return None if found is None else EnvSpec.from_record(found)
 
     def settle(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
         """Write resolved choices into run.json, for a run that was created without them. The caller holds the lock."""

@@ -399,15 +399,15 @@ def test_a_world_of_one_agent_will_do():
         ({"lesson_sizes": [5, 50]}, "lesson_sizes"),
     ],
 )
-def test_lessons_that_a_world_cannot_give_are_refused(settings, word):
+def test_curriculum_stages_that_an_environment_cannot_produce_are_refused(settings, word):
     world = world_of()
     with pytest.raises(ConfigError, match=word):
         agent_of(world.spec, **settings)
 
 
-def test_a_world_without_lessons_refuses_them():
+def test_an_environment_without_curriculum_stages_refuses_them():
     spec = EnvSpec("grid", FieldSpec("obs", (6, 9, 9), "uint8", most=1), ActionSpec("discrete", (5,)), num_agents=2)
-    with pytest.raises(ConfigError, match="takes no lessons"):
+    with pytest.raises(ConfigError, match="has no curriculum stages"):
         agent_of(spec, lesson_agents=[1, 2])
 
 

@@ -26,7 +26,7 @@ SPECS = [
     EnvSpec("numbered", FieldSpec("obs", (), "int64"), _CHOICE, num_states=7),
     EnvSpec("numbered team", FieldSpec("obs", (), "int64"), _CHOICE, num_states=7, num_agents=2, agents=("a", "b")),
     EnvSpec("images", _IMAGE, _CHOICE),
-    EnvSpec("maps", _MAP, _CHOICE, num_agents=2, agents=("a", "b"), largest_lesson=(2, 20)),
+    EnvSpec("maps", _MAP, _CHOICE, num_agents=2, agents=("a", "b"), largest_stage=(2, 20)),
 ]
 
 

@@ -52,8 +52,8 @@ class DHCConfig(SequenceConfig):
     )
     advice: Coefficient = Field(
         0.0,
-        description="Weight of a second loss, by which what an observation advises is to be worth more than all else by "
-        "`advice_margin`: to move nearer, and to make way for who is beside.",
+        description="Weight of a second loss, by which expert actions are to be worth more than all others by "
+        "`advice_margin`: to move nearer, and to make way for adjacent agents.",
     )
     advice_margin: PositiveFloat = Field(
         0.4, description="How much more; beside `temperature` it says how often agents do something else."
@@ -66,16 +66,18 @@ class DHCConfig(SequenceConfig):
         None,
         description="Sizes of maps to begin with and to go on to; 10, 15, 20, … if absent, [] for the world's own only.",
     )
-    lesson_episodes: Positive = Field(200, description="Newest episodes of a lesson by which it is judged.")
+    lesson_episodes: Positive = Field(
+        200, description="Newest episodes of a curriculum stage by which it is evaluated."
+    )
     lesson_pass: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9, description="Share of them that must succeed before more agents and larger maps come."
     )
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        heard = (FieldSpec(name, (spec.num_agents,), "bool") for name in ("comm_mask", "final_comm_mask"))
-        lesson = () if spec.largest_lesson is None else (FieldSpec("lesson", (2,), "int32"),)
+        comm_columns = (FieldSpec(name, (spec.num_agents,), "bool") for name in ("comm_mask", "final_comm_mask"))
+        stage_columns = () if spec.largest_stage is None else (FieldSpec("lesson", (2,), "int32"),)
         hidden = FieldSpec("hidden", (2 * self.channels,), "float16")  # between -1 and 1
-        return hidden, FieldSpec("q_val", spec.action.sizes, "float32"), *heard, *lesson
+        return hidden, FieldSpec("q_val", spec.action.sizes, "float32"), *comm_columns, *stage_columns
 
     def require(self, spec: EnvSpec, name: str) -> None:
         super().require(spec, name)
@@ -91,22 +93,23 @@ class DHCConfig(SequenceConfig):
         for key in ("lesson_agents", "lesson_sizes"):
             self._require_curriculum_stages(spec, key, getattr(self, key))
 
-    def _require_curriculum_stages(self, spec: EnvSpec, key: str, lessons: tuple[int, ...] | None) -> None:
-        """Lessons rise, and the world can give them."""
-        if not lessons:
+    def _require_curriculum_stages(self, spec: EnvSpec, key: str, stages: tuple[int, ...] | None) -> None:
+        """Raise unless the stages rise, and the environment can produce them."""
+        if not stages:
             return
-        if spec.largest_lesson is None:
-            raise ConfigError(f"{key}: {spec.id} takes no lessons; leave it out")
-        most = spec.largest_lesson[key == "lesson_sizes"]
-        if list(lessons) != sorted(set(lessons)) or lessons[-1] > most:
-            raise ConfigError(f"{key}={list(lessons)}: must rise, up to the {most} that {spec.id} was made with")
+        if spec.largest_stage is None:
+            raise ConfigError(f"{key}: {spec.id} has no curriculum stages; leave it out")
+        most = spec.largest_stage[key == "lesson_sizes"]
+        if list(stages) != sorted(set(stages)) or stages[-1] > most:
+            raise ConfigError(f"{key}={list(stages)}: must rise, up to the {most} that {spec.id} was made with")
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
         """16 environments per actor, segments of 16 steps, a step size of 3e-4, or 1e-4 for the published network's size.
 
-        Lessons go from one agent on 10 × 10 cells to what the world was made with, by one agent and by 5 cells.
+        Curriculum stages go from one agent on 10 × 10 cells to what the environment was made with, by one agent and by 5
+        cells.
         """
-        agents, size = spec.largest_lesson or (0, 0)
+        agents, size = spec.largest_stage or (0, 0)
         fitted = self._chosen(
             spec,
             segment_steps=16,
@@ -115,7 +118,7 @@ class DHCConfig(SequenceConfig):
             lesson_agents=tuple(range(1, agents + 1)),
             lesson_sizes=(*range(10, size, 5), size) if size else (),
         )
-        if spec.largest_lesson is not None:  # lessons in one of the two need a value of the other
+        if spec.largest_stage is not None:  # stages in one of the two need a value of the other
             whole = {"lesson_agents": (agents,), "lesson_sizes": (size,)}
             fitted = fitted.model_copy(update={key: value for key, value in whole.items() if not getattr(fitted, key)})
         return fitted, num_envs or 16

@@ -31,7 +31,7 @@ class AgentConfig(FrozenConfig):
     in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
     usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # where a run does not say
     in_rounds: ClassVar[bool] = (
-        False  # workers wait for each other before their gradients are applied, unless told otherwise
+        False  # workers wait for each other before their gradients are applied, unless set otherwise
     )
     publish_every: ClassVar[int] = 50  # updates from replay between publications, unless the flow says otherwise
 
@@ -169,7 +169,7 @@ def _describe_difference(spec: EnvSpec, members: tuple[int, ...] | None = None) 
         member = spec.members[index]
         return f"{spec.agents[index]} observes {list(member.obs.shape)} and has {describe_action_space(member.action)} actions {list(member.action.sizes)}"
 
-    told = f"{words(among[0])}, {words(other)}"
+    difference = f"{words(among[0])}, {words(other)}"
     if members is not None:
-        return told
-    return f"the agents of {spec.id} are not alike ({told}): give each kind a policy of its own, with policies=own or a table"
+        return difference
+    return f"the agents of {spec.id} are not alike ({difference}): give each kind a policy of its own, with policies=own or a table"

@@ -76,7 +76,7 @@ class ParamsConfig(FrozenConfig):
         for name in ("normalize_obs", "normalize_reward", "prioritized"):
             if getattr(agent, name, None):
                 raise ConfigError(
-                    f"{name} needs what all workers see in one place: set {name}=false, or use --mode sync"
+                    f"{name} needs the experience of all workers in one process: set {name}=false, or use --mode sync"
                 )
         if getattr(agent, "buffer_storage", "memory") != "memory":
             raise ConfigError(

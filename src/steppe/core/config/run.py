@@ -433,12 +433,12 @@ class RunConfig(FrozenConfig):
         if getattr(self.agent, "buffer_size", roles) < roles:
             raise ConfigError(f"flow.replay_roles={roles} is more than buffer_size: lower it")
 
-    def _require_max_actors(self, seats: int) -> None:
+    def _require_max_actors(self, max_actors: int) -> None:
         if self.mode != "async" or not capabilities_of(self.runtime).scales_actors:
             able = " or ".join(map(repr, runtimes_with("scales_actors")))
             raise ConfigError(f"flow.max_actors is for mode 'async' on runtime {able}: leave it out")
-        if seats < self.actors:
-            raise ConfigError(f"flow.max_actors={seats} is less than actors={self.actors}")
+        if max_actors < self.actors:
+            raise ConfigError(f"flow.max_actors={max_actors} is less than actors={self.actors}")
 
     def _require_no_torch_options(self) -> None:
         """What is for torch means nothing to an agent without it."""

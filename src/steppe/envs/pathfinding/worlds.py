@@ -103,7 +103,7 @@ class PathfindingWorlds:
         return self._state.episode[:, 1:3].copy()
 
     @property
-    def largest_lesson(self) -> tuple[int, int] | None:
+    def largest_stage(self) -> tuple[int, int] | None:
         """The maximum number of agents and side length in cells for `assign`; None if maps are given or not square."""
         height, width = self.max_size
         return None if self.scenarios or height != width else (self.num_agents, height)

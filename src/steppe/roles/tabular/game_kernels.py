@@ -49,8 +49,8 @@ def epsilon_greedy_move(
     q: np.ndarray, rules: GameTables, state: NumbaInt, moves: NumbaInt, epsilon: float, word: NumbaInt
 ) -> NumbaInt:
     """Return an ε-greedy move."""
-    wander, best = random_move(rules, moves, word), best_move(q, state, moves)
-    return wander if should_explore(word, epsilon) else best
+    random, best = random_move(rules, moves, word), best_move(q, state, moves)
+    return random if should_explore(word, epsilon) else best
 
 
 @numba.njit(cache=True, nogil=True)
@@ -64,7 +64,7 @@ def train_against(
     rates: np.ndarray,
     epsilons: np.ndarray,
     discount: float,
-    tally: np.ndarray,
+    results: np.ndarray,
 ) -> None:
     """Train `len(words)` steps of every game against an opponent in the environment: a step is a move and its reply.
 
@@ -76,26 +76,26 @@ def train_against(
         for b in range(len(states)):
             state, word = states[b], words[t, b]
             facts = rules.state_bits[np.uint64(state)]
-            seat = unpack_mover(facts)
+            player = unpack_mover(facts)
             action = epsilon_greedy_move(q, rules, state, unpack_moves(facts), epsilon, word)
-            after = state + placed[np.uint64(seat), np.uint64(action)]
+            after = state + placed[np.uint64(player), np.uint64(action)]
             word = splitmix64(word)
             replies = np.int64(opponent[np.uint64(after)])
-            reply = placed[np.uint64(1 - seat), np.uint64(random_move(rules, replies, word))]
+            reply = placed[np.uint64(1 - player), np.uint64(random_move(rules, replies, word))]
             after += reply if replies != 0 else np.int64(0)
             facts = rules.state_bits[np.uint64(after)]
             moves, outcome = unpack_moves(facts), unpack_outcome(facts)
-            wins, draws = np.int64(outcome == seat + 1), np.int64(outcome == DRAW)
-            loses = np.int64(outcome == 2 - seat)
+            wins, draws = np.int64(outcome == player + 1), np.int64(outcome == DRAW)
+            loses = np.int64(outcome == 2 - player)
             won, drawn, lost = won + wins, drawn + draws, lost + loses
             worth = discount * best_move_value(q, after, moves)
             target = worth if moves != 0 else np.float64(wins - loses)
             fresh = random_start(starts, splitmix64(word))
             states[b] = after if moves != 0 else fresh
             move_towards(q, state, action, target, rate)
-    tally[0] += won
-    tally[1] += drawn
-    tally[2] += lost
+    results[0] += won
+    results[1] += drawn
+    results[2] += lost
 
 
 @numba.njit(cache=True, nogil=True)
@@ -108,7 +108,7 @@ def train_self_play(
     rates: np.ndarray,
     epsilons: np.ndarray,
     discount: float,
-    tally: np.ndarray,
+    results: np.ndarray,
 ) -> None:
     """Train in self-play from one table: a step is one move, and the next state is worth −γ max to the mover.
 
@@ -120,9 +120,9 @@ def train_self_play(
         for b in range(len(states)):
             state, word = states[b], words[t, b]
             facts = rules.state_bits[np.uint64(state)]
-            seat = unpack_mover(facts)
+            player = unpack_mover(facts)
             action = epsilon_greedy_move(q, rules, state, unpack_moves(facts), epsilon, word)
-            after = state + rules.placed[np.uint64(seat), np.uint64(action)]
+            after = state + rules.placed[np.uint64(player), np.uint64(action)]
             facts = rules.state_bits[np.uint64(after)]
             moves, outcome = unpack_moves(facts), unpack_outcome(facts)
             wins, draws, loses = np.int64(outcome == 1), np.int64(outcome == DRAW), np.int64(outcome == 2)
@@ -132,9 +132,9 @@ def train_self_play(
             fresh = random_start(starts, splitmix64(word))
             states[b] = after if moves != 0 else fresh
             move_towards(q, state, action, target, rate)
-    tally[0] += won
-    tally[1] += drawn
-    tally[2] += lost
+    results[0] += won
+    results[1] += drawn
+    results[2] += lost
 
 
 @numba.njit(cache=True, nogil=True)

@@ -79,20 +79,20 @@ class GameTrainer:
 
         At most `most_games` games end: when fewer than `num_games` are left, only that many continue.
         """
-        waiting, tally = -(-num_steps // self.num_games), np.zeros(3, np.int64)
+        waiting, results = -(-num_steps // self.num_games), np.zeros(3, np.int64)
         taken, playing_games = 0, self.num_games
         while waiting > 0:
             block = min(waiting, self.block_steps)
             if most_games is not None:
-                left = most_games - int(tally.sum())
+                left = most_games - int(results.sum())
                 playing_games = min(self.num_games, left)
                 if playing_games == 0:
                     break
                 block = min(block, left // playing_games)  # a step ends at most one game
-            self._block(block, playing_games, tally)
+            self._block(block, playing_games, results)
             taken += block * playing_games
             waiting -= block
-        return GameTally(taken, *(int(count) for count in tally))
+        return GameTally(taken, *(int(count) for count in results))
 
     def state(self) -> Tree:
         """Return the games' states and the random stream, as copies; the learner is saved separately."""
@@ -106,15 +106,15 @@ class GameTrainer:
         self.words.restore(state["words"])
         self.states[...] = states
 
-    def _block(self, steps: int, num_games: int, tally: np.ndarray) -> None:
+    def _block(self, steps: int, num_games: int, results: np.ndarray) -> None:
         """Play this many steps of the first `num_games` games."""
-        agent, ended = self.agent, int(tally.sum())
+        agent, ended = self.agent, int(results.sum())
         words = self.words.take(steps * num_games).reshape(steps, num_games)
         q, rules, gamma = agent.storage, self.game.rules, agent.discount_factor
-        games = (self._starts, self.states[:num_games], words, *agent.rates(steps, num_games), gamma, tally)
+        games = (self._starts, self.states[:num_games], words, *agent.rates(steps, num_games), gamma, results)
         if len(self._moves):
             game_kernels.train_against(q, rules, self._moves, *games)
         else:
             game_kernels.train_self_play(q, rules, *games)
         agent.count_steps(steps * num_games)
-        agent.count_episodes(int(tally.sum()) - ended)
+        agent.count_episodes(int(results.sum()) - ended)
