@@ -43,7 +43,7 @@ class GrpcClient(MessageClient):
             raise ConfigError(f"ca is for grpcs:// addresses, and {url!r} is not one")
         self._url, self._token, self._timeout_s, self._retry_s = url, token, timeout_s, retry_s
         self._local_token: str | None = None
-        self._pull_nbytes = 0  # of the parameters, as far as known
+        self._pull_nbytes = 0  # of the parameters that were pulled last
         options = [
             *protocol.BULK_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", -1),
