@@ -64,6 +64,8 @@ HOMES = {
     "confluent_kafka": {"transport/kafka/client.py", "runtimes/kafka/launch.py"},
     "kubernetes": {"control/backends/kube_client.py"},
     "grpc": {"params"},
+    "grpc_health": {"params"},
+    "google": {"params"},
     "dp_accounting": {"params/privacy.py()"},
     "fastapi": {"control"},
     "uvicorn": {"control"},

@@ -144,7 +144,7 @@ def _push_requirements(server: Any) -> tuple[str, bool]:
     """Return what a server takes, and whether it weights pushes; a user's own server takes plain gradients."""
     about = server.description() if hasattr(server, "description") else {}
     about = server.about(LOOP_WORKER_ID) if hasattr(server, "about") else about
-    return server.get_server_stats().get("takes", "gradients"), bool(about.get("weighs", False))
+    return server.get_server_stats().get("takes", "gradients"), bool(about.get("uses_weights", False))
 
 
 class ManualRun:

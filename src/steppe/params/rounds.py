@@ -6,7 +6,7 @@ In asynchronous use, a worker numbers its own pushes. A push is stale if newer w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,6 +44,15 @@ class Rounds:
             )
         if not self.synchronous and (self.quorum != 1 or self.deadline_s is not None):
             raise ConfigError("quorum and deadline_s are for synchronous rounds: say Rounds(synchronous=True, …)")
+
+
+class Push(NamedTuple):
+    """Metadata of an update."""
+
+    worker: str
+    weight: float = 1.0
+    number: int | None = None  # the round if synchronous, else the worker's own count of pushes
+    version: int | None = None  # of the weights that it was computed with
 
 
 class Receipt(msgspec.Struct, frozen=True):

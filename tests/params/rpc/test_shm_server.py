@@ -119,10 +119,14 @@ def test_workers_count_together() -> None:
     rounds = Rounds(synchronous=True)
     with sharing(rounds=rounds, update_frequency=2) as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
-        assert client.about("a")["tallies"]
+        assert client.about("a")["supports_sums"]
         server.register_worker("b")
-        assert client.tally("a", 0, [3, 0.25]) == (0, None)
-        assert server.tally("b", 0, [1.0, 0.5]) == client.tally("a", 0, [3, 0.25]) == (0, [4.0, 0.75])
+        assert client.sum_over_workers("a", 0, [3, 0.25]) == (0, None)
+        assert (
+            server.sum_over_workers("b", 0, [1.0, 0.5])
+            == client.sum_over_workers("a", 0, [3, 0.25])
+            == (0, [4.0, 0.75])
+        )
 
 
 def test_by_steps_nothing_happens_until_it_is_called() -> None:

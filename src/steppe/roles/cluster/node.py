@@ -66,7 +66,7 @@ class ClusterNode:
             raise ConfigError(
                 f"the server at {self.client.url} takes {takes}, and this node has exchange={self.config.exchange!r}"
             )
-        self._rounds, self._weighted = bool(about["synchronous"]), bool(about["weighs"])
+        self._rounds, self._weighted = bool(about["synchronous"]), bool(about["uses_weights"])
         self._private = bool(about.get("private"))
         newest = self.client.pull(self.name)
         missing = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
@@ -78,7 +78,7 @@ class ClusterNode:
         if not deltas:
             if not isinstance(self.agent, JointTrainable):
                 raise ConfigError(f"{type(self.agent).__name__} cannot exchange gradients: use exchange='deltas'")
-            self.agent.train_jointly(self.synchronized_step, self.all_reduce_sum if about["tallies"] else None)
+            self.agent.train_jointly(self.synchronized_step, self.all_reduce_sum if about["supports_sums"] else None)
 
     def leave(self) -> None:
         """Unregister, so that the other nodes do not wait for this one."""
@@ -142,7 +142,7 @@ class ClusterNode:
         number, pause = int(self.client.about(self.name)["round_number"]), INITIAL_BACKOFF_S
         until = time.monotonic() + MAX_MISSED_ROUNDS * (self.config.deadline_s + DEADLINE_GRACE_S)
         while time.monotonic() < until:
-            current, total = self.client.tally(self.name, number, counted.tolist())
+            current, total = self.client.sum_over_workers(self.name, number, counted.tolist())
             if total is not None:
                 return np.array(total)
             if current != number or self._ending():

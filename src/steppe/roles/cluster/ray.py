@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,8 +15,7 @@ from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.contracts.errors import Conflict, Unreachable
 from steppe.core.io.codec import pack, unpack
 from steppe.params.from_cluster import AdamSettings, build_parameter_server
-from steppe.params.rpc.calls import RpcReply, handle_call
-from steppe.params.rpc.packed_client import PackedClient, unwrap_reply
+from steppe.params.rpc.messages import MessageClient, RpcReply, handle_call, unwrap_reply
 from steppe.transport.ray.links import import_ray
 
 NAMESPACE = "steppe"
@@ -32,9 +31,9 @@ class ParameterServerActor:
         self._server = build_parameter_server(read_cluster(tree["cluster"]), tree["parameters"], step)
 
     def answer(self, method: str, data: np.ndarray) -> RpcReply:
-        """Handle a call and return its reply (params/rpc/calls.py)."""
-        kind, found, number = handle_call(self._server, method, data.tobytes())
-        return kind, np.frombuffer(found, np.uint8) if kind == "ok" else found, number
+        """Handle a call and return its reply (params/rpc/messages.py)."""
+        kind, found = handle_call(self._server, method, data.tobytes())
+        return kind, np.frombuffer(found, np.uint8) if kind == "ok" else found
 
     def keep(self) -> None:
         """Save a last checkpoint, if checkpoints are configured."""
@@ -56,7 +55,7 @@ class RayClusterServer:
                 .options(**options)
                 .remote(np.frombuffer(pack(described, sealed=False), np.uint8))
             )
-            ray.get(self._actor.answer.remote("Stats", np.frombuffer(pack({}, sealed=False), np.uint8)))
+            ray.get(self._actor.answer.remote("GetStats", np.empty(0, np.uint8)))
         except ValueError:
             words = f"another cluster {cluster.name!r} is on this Ray cluster: end it, or give this one another cluster.name"
             raise Conflict(words) from None
@@ -68,7 +67,7 @@ class RayClusterServer:
         ray.kill(self._actor)
 
 
-class RayClusterClient(PackedClient):
+class RayClusterClient(MessageClient):
     """Call the server actor, and look it up again if it is gone."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
@@ -82,8 +81,9 @@ class RayClusterClient(PackedClient):
         self._actor = None
 
     def _send(
-        self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
-    ) -> tuple[bytes, int | None, int]:
+        self, method: str, data: bytes | Callable[[], Iterator[bytes]], *, worker: str | None = None
+    ) -> tuple[bytes, int]:
+        assert isinstance(data, bytes), "nothing is streamed over Ray"
         until, pause, tries = time.monotonic() + self._cluster.retry_s, INITIAL_BACKOFF_S, 0
         while True:
             tries += 1
@@ -91,7 +91,7 @@ class RayClusterClient(PackedClient):
             if actor is not None:
                 try:
                     reply = actor.answer.remote(method, np.frombuffer(data, np.uint8))
-                    return (*unwrap_reply(self._ray.get(reply, timeout=self._cluster.timeout_s)), tries)
+                    return unwrap_reply(self._ray.get(reply, timeout=self._cluster.timeout_s)), tries
                 except self._ray.exceptions.RayError:  # the actor or its node ended, or the call timed out
                     self._actor = None
             left = until - time.monotonic()

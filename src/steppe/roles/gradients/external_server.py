@@ -54,7 +54,7 @@ class ServerGradientMemory(GradientMemory):
                 f"the parameter server lacks {lacking[0]!r}: begin it with the agent's get_policy_parameters()"
             )
         about = server.description() if isinstance(server, ParameterServer) else server.about(self._names[0])
-        self._weighted, self._whole = bool(about["weighs"]), server.get_server_stats()["takes"] == "parameters"
+        self._weighted, self._whole = bool(about["uses_weights"]), server.get_server_stats()["takes"] == "parameters"
         self._newest, self._shown, self._base = newest, newest.version, newest.version
 
     def add(self, segments: Sequence[Segment]) -> None:
