@@ -97,6 +97,8 @@ def test_what_was_counted_is_added_up_once_all_have_and_is_the_same_for_all() ->
     total = [6.0, 0.1 + 0.2 + 0.3]
     assert server.sum_over_workers("b", 0, [2.0, 0.2]) == (0, total)
     assert server.sum_over_workers("a", 0, [1.0, 0.1]) == (0, total)
+    with pytest.warns(DeprecationWarning, match="is now called sum_over_workers"):
+        assert server.tally("a", 0, [1.0, 0.1]) == (0, total)
     for worker in "abc":
         push(server, worker)
     assert server.round_number == 1

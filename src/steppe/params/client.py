@@ -182,9 +182,9 @@ class ParameterClient(ParameterServerApi):
     @typechecked
     def register_worker(self, worker_id: str) -> bool:
         """Register a worker; see ParameterServer.register_worker."""
-        answer = self._rpc.call("Register", {"worker": worker_id})
-        new = bool(answer.pop("new"))
-        self._worker_status[worker_id] = answer
+        reply = self._rpc.call("Register", {"worker": worker_id})
+        new = bool(reply.pop("new"))
+        self._worker_status[worker_id] = reply
         return new
 
     @typechecked
@@ -211,12 +211,12 @@ class ParameterClient(ParameterServerApi):
     @typechecked
     def pull_newer(self, worker_id: str, version: int) -> Weights | None:
         """Return the newest weights if they are newer than `version`, else None; then no weights are transferred."""
-        standing = self._require_registered(worker_id)
+        status = self._require_registered(worker_id)
         found, current = self._rpc.pull(worker_id, version)
         if current is not None:
-            standing["round_number"] = current
+            status["round_number"] = current
         if found is not None:
-            standing["version"] = found.version
+            status["version"] = found.version
         return found
 
     @typechecked
@@ -237,8 +237,8 @@ class ParameterClient(ParameterServerApi):
     ) -> tuple[int, list[float] | None]:
         """Add numbers to the round's sum; see ParameterServerApi."""
         request = {"worker": worker_id, "round_number": round_number, "values": validate_numbers(values).tolist()}
-        answer = self._rpc.call("SumOverWorkers", request)
-        return int(answer["round_number"]), answer["total"]
+        reply = self._rpc.call("SumOverWorkers", request)
+        return int(reply["round_number"]), reply["total"]
 
     @typechecked
     def report(self, worker_id: str, metrics: Mapping[str, float]) -> None:
@@ -260,32 +260,32 @@ class ParameterClient(ParameterServerApi):
         return self._rpc.is_serving()
 
     def _require_registered(self, worker: str) -> dict[str, Any]:
-        standing = self._worker_status.get(worker)
-        if standing is None:
+        status = self._worker_status.get(worker)
+        if status is None:
             raise UsageError(f"worker {worker!r} is not registered: call register_worker first")
-        return standing
+        return status
 
     def _newer_than(self, version: int) -> Weights | None:
         """Read weights without a registered worker."""
         return self._rpc.pull(None, version)[0]
 
     def _push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> Receipt:
-        standing = self._require_registered(push.worker)
-        number = _next_push_number(standing) if push.number is None else push.number
-        version = standing["version"] if push.version is None and self._rpc.sends_version else push.version
+        status = self._require_registered(push.worker)
+        number = _next_push_number(status) if push.number is None else push.number
+        version = status["version"] if push.version is None and self._rpc.sends_version else push.version
         receipt, tries = self._rpc.push(push._replace(number=number, version=version), update)
         if receipt.reason == "unknown_worker":  # the server restarted without a checkpoint
             self.register_worker(push.worker)
-            standing = self._worker_status[push.worker]
-            number = _next_push_number(standing) if push.number is None else push.number
+            status = self._worker_status[push.worker]
+            number = _next_push_number(status) if push.number is None else push.number
             receipt, tries = self._rpc.push(push._replace(number=number, version=None), update)
         elif receipt.reason == "future_version" and push.version is None:  # the server restored an older checkpoint
             receipt, tries = self._rpc.push(push._replace(number=number, version=None), update)
         if receipt.reason == "pushed_twice" and tries > 1:  # an earlier attempt arrived, but its reply was lost
             receipt = Receipt(True, receipt.round_number, receipt.version)
         if receipt:
-            standing["last"] = max(standing["last"], number)
-        standing["round_number"] = receipt.round_number
+            status["last"] = max(status["last"], number)
+        status["round_number"] = receipt.round_number
         return receipt
 
 
@@ -303,6 +303,6 @@ def _make_rpc_client(
     return GrpcClient(url, token, ca, timeout_s, retry_s)
 
 
-def _next_push_number(standing: dict[str, Any]) -> int:
+def _next_push_number(status: dict[str, Any]) -> int:
     """Return the number of the next push: the server's round or, if asynchronous, one more than the worker's last."""
-    return int(standing["round_number"] if standing["synchronous"] else standing["last"] + 1)
+    return int(status["round_number"] if status["synchronous"] else status["last"] + 1)

@@ -219,9 +219,9 @@ class FederatedParameterServer(ParameterServer):
         self._draw()
 
 
-def _require_private(asked: bool, plan: PrivacyPlan | None, method: Aggregation, deadline_s: float | None) -> None:
+def _require_private(private: bool, plan: PrivacyPlan | None, method: Aggregation, deadline_s: float | None) -> None:
     """Raise ConfigError if the requested settings cannot be private."""
-    if asked != (plan is not None):
+    if private != (plan is not None):
         raise ConfigError(
             "differential_privacy=True needs privacy=PrivacyPlan(ledger=…, epsilon=…, expected_clients=…), and a plan needs "
             "differential_privacy=True: without clipping, a budget and a ledger, noise promises nothing"

@@ -136,7 +136,7 @@ class PendingPushes:
 
     def __post_init__(self) -> None:
         self._rows = np.empty((0, self.size), np.float32)
-        self._lent: np.ndarray | None = None
+        self._borrowed_row: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -144,7 +144,7 @@ class PendingPushes:
     @property
     def rows(self) -> np.ndarray:
         """float32 `[pushes, parameters]`, valid until the next `blank`."""
-        return self._rows[: len(self)] if self._lent is None else self._lent[None]
+        return self._rows[: len(self)] if self._borrowed_row is None else self._borrowed_row[None]
 
     def blank(self) -> np.ndarray:
         """Return the row for the next update; it becomes part of the round when `add` is called."""
@@ -157,7 +157,7 @@ class PendingPushes:
 
     def use_row_in_place(self, row: np.ndarray) -> None:
         """Use the caller's row, without a copy, as the only push of the round until `clear`; replaces `blank`."""
-        self._lent = row
+        self._borrowed_row = row
 
     def add(self, worker: str, weight: float, now: float) -> None:
         self.workers.append(worker)
@@ -165,7 +165,7 @@ class PendingPushes:
         self.opened_at = now if self.opened_at is None else self.opened_at
 
     def clear(self) -> None:
-        self.workers, self.weights, self.opened_at, self._lent = [], [], None, None
+        self.workers, self.weights, self.opened_at, self._borrowed_row = [], [], None, None
 
     def state(self) -> dict[str, Any]:
         return {"workers": list(self.workers), "weights": list(self.weights), "rows": self.rows}

@@ -1,4 +1,4 @@
-"""The network service with real clients: TLS, tokens, limits, lost answers, dead workers, a server killed and restarted."""
+"""The network service with real clients: TLS, tokens, limits, lost replies, dead workers, a server killed and restarted."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_pull_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert server.version == server.round_number == 1
 
 
-def test_workers_count_together_over_the_network() -> None:
+def test_numbers_are_summed_over_workers_over_the_network() -> None:
     with (
         serving(rounds=Rounds(synchronous=True), update_frequency=2) as (_, url),
         ParameterClient(url) as one,
@@ -128,7 +128,7 @@ def test_workers_count_together_over_the_network() -> None:
             one.sum_over_workers("a", 0, [float("nan")])
 
 
-def test_the_token_is_left_for_the_same_user_and_no_one_else(tmp_path: Path) -> None:
+def test_the_token_file_is_readable_by_the_same_user_only(tmp_path: Path) -> None:
     with serving() as (_, url):
         path = protocol.token_file(int(url.rpartition(":")[2]))
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -146,7 +146,7 @@ def test_a_bad_token_is_refused_and_counted() -> None:
         assert server.get_server_stats()["refused_calls"] == {"bad_token": 2}
 
 
-def test_a_workers_token_speaks_for_no_other() -> None:
+def test_a_workers_token_is_refused_for_other_workers() -> None:
     tokens = {"a": "the token of worker a", "b": "the token of worker b"}
     with serving(token=tokens) as (server, url), ParameterClient(url, token=tokens["a"]) as client:
         assert client.register_worker("a")
@@ -155,7 +155,7 @@ def test_a_workers_token_speaks_for_no_other() -> None:
         assert server.get_server_stats()["refused_calls"] == {"not_yours": 1}
 
 
-def test_a_private_server_serves_only_clients_it_can_tell_apart(tmp_path: Path) -> None:
+def test_a_private_server_requires_one_token_per_client(tmp_path: Path) -> None:
     plan = PrivacyPlan(tmp_path / "ledger.json", epsilon=100.0, expected_clients=2)
     server = FederatedParameterServer({"w": np.zeros(4)}, differential_privacy=True, privacy=plan)
     tokens = {"a": "the token of worker a", "b": "the token of worker b"}
@@ -173,13 +173,13 @@ def test_a_private_server_serves_only_clients_it_can_tell_apart(tmp_path: Path) 
     server.close()
 
 
-def test_tls(tls: Tls, stranger: Tls) -> None:
+def test_tls(tls: Tls, other_tls: Tls) -> None:
     with serving(tls=tls) as (_, url):
         with ParameterClient(url, ca=tls.certificate) as client:
             assert client.register_worker("a")
             assert client.push_gradients("a", ones())
         with (
-            ParameterClient(url, ca=stranger.certificate, retry_s=0.0) as client,
+            ParameterClient(url, ca=other_tls.certificate, retry_s=0.0) as client,
             pytest.raises(Unreachable),
         ):
             client.register_worker("b")
@@ -216,7 +216,7 @@ def test_wrong_addresses(url: str) -> None:
         ParameterClient(url)
 
 
-def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
+def test_malformed_and_oversized_messages_are_refused_and_the_server_continues() -> None:
     with serving(token=TOKEN) as (server, url):
         channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
         metadata = [("authorization", f"Bearer {TOKEN}")]
@@ -243,7 +243,7 @@ BIG = 400_000  # numbers: more than one part
 
 
 @pytest.mark.parametrize("pushes", [1, 2])
-def test_a_long_row_comes_in_parts(pushes: int) -> None:
+def test_a_long_row_is_streamed(pushes: int) -> None:
     stream = np.random.default_rng(0)
     updates = [{"w": stream.standard_normal(BIG).astype(np.float32)} for _ in range(4)]
     with serving(size=BIG, update_frequency=pushes) as (server, url), ParameterClient(url) as client:
@@ -256,7 +256,7 @@ def test_a_long_row_comes_in_parts(pushes: int) -> None:
         assert server.version == 4 // pushes
 
 
-def test_many_parameters_come_in_parts() -> None:
+def test_large_parameters_are_streamed() -> None:
     """Also to a reader that is not registered, and only if there is something newer."""
     with serving(size=BIG) as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
@@ -289,7 +289,7 @@ def test_pulled_parts_that_do_not_fit_are_damaged() -> None:
             read_pull(iter([encode(reply, bytes(20))]))
 
 
-def test_parts_that_are_no_row_are_refused_and_the_server_goes_on() -> None:
+def test_malformed_streams_are_refused_and_the_server_continues() -> None:
     header = encode(push_of(version=None))
     whole, part = bytes(4 * BIG), encode(pb.PushRequest(), bytes(4 * BIG))
     wrong = [
@@ -319,16 +319,16 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on() -> None:
             assert client.push_gradients("a", ones(BIG))
 
 
-def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, losses = grpc_server.GrpcServer.answer, iter([True, True, False])
+def test_a_push_whose_reply_is_lost_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, losses = grpc_server.GrpcServer.handle, iter([True, True, False])
 
     def losing(self, method, data, context) -> bytes:
-        answer = real(self, method, data, context)
+        reply = original(self, method, data, context)
         if method == "Push" and next(losses):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
-        return answer
+        return reply
 
-    monkeypatch.setattr(grpc_server.GrpcServer, "answer", losing)
+    monkeypatch.setattr(grpc_server.GrpcServer, "handle", losing)
     with serving() as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         assert client.push_gradients("a", ones())
@@ -336,7 +336,7 @@ def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyP
         assert server.get_server_stats()["refused_pushes"] == {"pushed_twice": 2}
 
 
-def test_too_much_at_once_is_asked_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_retry_when_the_server_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "THREADS", 1)
     monkeypatch.setattr(grpc_server, "WAITING_BYTES", 1)  # one call at a time
     with serving() as (server, url):
@@ -432,7 +432,7 @@ def test_a_server_killed_and_restarted_applies_every_push_once(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
-def test_a_push_whose_answer_died_with_the_server_counts_once(tmp_path: Path, dies: str) -> None:
+def test_a_push_whose_reply_is_lost_with_the_server_counts_once(tmp_path: Path, dies: str) -> None:
     """Killed when the third push is applied, and before or after it is in the checkpoint: the client sends it again."""
     path = tmp_path / "server.ckpt"
     process, port = launch(path, 0, dies)
@@ -463,7 +463,7 @@ sys.stdin.read()
 """
 
 
-def test_a_worker_that_dies_in_a_round_does_not_hold_it_up() -> None:
+def test_a_round_does_not_wait_for_a_killed_worker() -> None:
     rounds = Rounds(synchronous=True, quorum=1, deadline_s=0.5)
     with (
         serving(rounds=rounds, update_frequency=9, token=TOKEN) as (server, url),
@@ -483,7 +483,7 @@ def test_a_worker_that_dies_in_a_round_does_not_hold_it_up() -> None:
         assert server.get_server_stats()["abandoned_rounds"] == 0
 
 
-def test_nobody_there() -> None:
+def test_no_server_is_unreachable() -> None:
     with serving() as (_, url):
         pass
     with ParameterClient(url, token=TOKEN, retry_s=0.0) as client:
@@ -538,7 +538,7 @@ int64s = st.sampled_from([-1, 0, 1, 2**62, 2**63 - 1, -(2**63)]) | st.integers(-
         },
     )
 )
-def test_well_formed_nonsense_is_refused_in_words(fields: dict) -> None:
+def test_contradictory_messages_are_refused_with_a_reason(fields: dict) -> None:
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     receipt = handle(server, encode(pb.PushRequest(**fields)))

@@ -121,7 +121,7 @@ def test_health_is_the_standard_service() -> None:
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_a_client_of_the_former_protocol_is_told_to_update() -> None:
+def test_a_client_of_the_former_protocol_is_refused() -> None:
     with serving() as (server, address), grpc.insecure_channel(address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(FORMER_METHOD)(FORMER_REQUEST, timeout=120)
@@ -145,7 +145,7 @@ class FormerServer(grpc.GenericRpcHandler):
         return None
 
 
-def test_a_client_tells_that_a_server_of_the_former_protocol_is_older() -> None:
+def test_a_server_of_the_former_protocol_is_reported_as_another_version() -> None:
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool, handlers=(FormerServer(),))
         port = server.add_insecure_port("localhost:0")
@@ -181,7 +181,7 @@ class Replying(messages.MessageClient):
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**64)])
-def test_a_number_that_no_message_holds_is_refused_in_words(number: int) -> None:
+def test_an_integer_of_more_than_64_bits_is_refused(number: int) -> None:
     with serving() as (_, address), ParameterClient(f"grpc://{address}", token=TOKEN) as client:
         client.register_worker("a")
         with pytest.raises(UsageError, match="PushRequest cannot be sent"):

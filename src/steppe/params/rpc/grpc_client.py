@@ -73,9 +73,9 @@ class GrpcClient(MessageClient):
         if self._pull_nbytes <= CHUNK:
             found = super().pull(worker, newer_than)
         else:
-            asked = encode(make_message(pb.PullRequest, worker=worker, newer_than=newer_than))
+            message = encode(make_message(pb.PullRequest, worker=worker, newer_than=newer_than))
             call = self._channel.unary_stream(method_path("PullStream"))
-            found, _ = self._retry(worker, lambda given: read_pull(call(asked, **given)))
+            found, _ = self._retry(worker, lambda options: read_pull(call(message, **options)))
         if found[0] is not None:
             self._pull_nbytes = found[0].layout.nbytes
         return found
@@ -85,7 +85,7 @@ class GrpcClient(MessageClient):
     ) -> tuple[bytes, int]:
         kind = self._channel.stream_unary if callable(data) else self._channel.unary_unary
         call = kind(method_path(method))
-        return self._retry(worker, lambda given: call(data() if callable(data) else data, **given))
+        return self._retry(worker, lambda options: call(data() if callable(data) else data, **options))
 
     def _retry(self, worker: str | None, call: Callable[[Any], T]) -> tuple[T, int]:
         """Make a call until the server replies; return the result and the number of attempts."""

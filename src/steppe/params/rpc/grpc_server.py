@@ -95,7 +95,7 @@ class GrpcServer:
             with contextlib.suppress(OSError):
                 self._token_file.unlink()
 
-    def answer(self, method: str, data: bytes, context: Any) -> bytes:
+    def handle(self, method: str, data: bytes, context: Any) -> bytes:
         """Authenticate, decode and handle a call of one message."""
         name = self._identity(context)
         with self._aborting(context):
@@ -219,7 +219,7 @@ class _RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, service: GrpcServer) -> None:
         self._former = grpc.unary_unary_rpc_method_handler(service.refuse_former_client)
         self._handlers = {
-            method_path(method): grpc.unary_unary_rpc_method_handler(functools.partial(service.answer, method))
+            method_path(method): grpc.unary_unary_rpc_method_handler(functools.partial(service.handle, method))
             for method in HANDLERS
         }
         self._handlers[method_path("PullStream")] = grpc.unary_stream_rpc_method_handler(service.stream_pull)

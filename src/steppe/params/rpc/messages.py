@@ -86,27 +86,27 @@ class MessageClient:
 
     def call(self, method: str, request: Mapping[str, Any]) -> Any:
         given = {**request, "protocol": PROTOCOL} if method == "Register" else request
-        asked = make_message(request_class(method), **given)
-        data, _ = self._send(method, encode(asked), worker=request.get("worker"))
+        message = make_message(request_class(method), **given)
+        data, _ = self._send(method, encode(message), worker=request.get("worker"))
         return self._read_reply(method, decode(SERVICE.methods_by_name[method].output_type._concrete_class, data))
 
     def pull(self, worker: str | None, newer_than: int) -> tuple[Weights | None, int | None]:
-        asked = make_message(pb.PullRequest, worker=worker, newer_than=newer_than)
-        data, _ = self._send("Pull", encode(asked), worker=worker)
+        message = make_message(pb.PullRequest, worker=worker, newer_than=newer_than)
+        data, _ = self._send("Pull", encode(message), worker=worker)
         return read_pull(iter([data]))
 
     def push(self, push: Push, update: Mapping[str, np.ndarray] | np.ndarray) -> tuple[Receipt, int]:
         """Push an update; for an invalid one, send only the reason, so that the server counts it."""
-        assert self._space is not None, "whoever pushes is registered"
+        assert self._space is not None, "only registered workers push"
         row, refusal = _to_row(update, *self._space)
-        asked = make_message(pb.PushRequest, **push._asdict())
+        message = make_message(pb.PushRequest, **push._asdict())
         if refusal is not None:
-            asked.refusal.reason, asked.refusal.message = refusal
-            data, tries = self._send("Push", encode(asked), worker=push.worker)
+            message.refusal.reason, message.refusal.message = refusal
+            data, tries = self._send("Push", encode(message), worker=push.worker)
         elif self.MAX_INLINE_ROW_BYTES is not None and row.nbytes > self.MAX_INLINE_ROW_BYTES:
-            data, tries = self._send("PushStream", lambda: iter_parts(asked, row), worker=push.worker)
+            data, tries = self._send("PushStream", lambda: iter_parts(message, row), worker=push.worker)
         else:
-            data, tries = self._send("Push", encode(asked, _raw(row)), worker=push.worker)
+            data, tries = self._send("Push", encode(message, _raw(row)), worker=push.worker)
         found = decode(pb.PushReply, data)
         return Receipt(found.accepted, found.round_number, found.version, found.reason, found.message), tries
 
@@ -201,7 +201,7 @@ def read_pull(parts: Iterator[bytes]) -> tuple[Weights | None, int | None]:
     try:
         buffer = np.empty(layout.nbytes, np.uint8)
     except (MemoryError, ValueError):
-        raise DamagedFile(f"the parameters are said to have {layout.nbytes} bytes, too many for this machine") from None
+        raise DamagedFile(f"parameters of {layout.nbytes} bytes do not fit into this machine") from None
     values, at = first.values, 0
     while at + len(values) <= len(buffer):
         buffer[at : at + len(values)] = np.frombuffer(values, np.uint8)

@@ -132,7 +132,7 @@ class ClusterNode:
             if self._ending():
                 return self._flat(self.agent.weights())
             self.counts["missed"] += 1
-        raise self._alone()
+        raise self._too_few_nodes()
 
     def all_reduce_sum(self, counted: np.ndarray) -> np.ndarray:
         """Sum `counted` over all nodes, at most once per step.
@@ -149,9 +149,9 @@ class ClusterNode:
                 return counted
             time.sleep(pause)
             pause = min(2 * pause, POLL_INTERVAL_S)
-        raise self._alone()
+        raise self._too_few_nodes()
 
-    def _alone(self) -> RunFailed:
+    def _too_few_nodes(self) -> RunFailed:
         return RunFailed(
             f"{MAX_MISSED_ROUNDS} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?"
         )
@@ -238,10 +238,10 @@ class NodeLearner(Learner):
         means = {name: sum(values) / len(values) for name, values in self._stats.items()}
         self.node.report({**counts, **means, "cluster_version": self.node.version, "done": float(final)})
         if final:
-            self._tell()
+            self._post_final_state()
         super()._report(final=final)
 
-    def _tell(self) -> None:
+    def _post_final_state(self) -> None:
         """Post the cluster's final state to the event log: after this node has left, the server may be gone."""
         with contextlib.suppress(Unreachable):
             stats = self.node.client.get_server_stats()

@@ -30,7 +30,7 @@ class ParameterServerActor:
         step = msgspec.convert(tree["step"], AdamSettings)
         self._server = build_parameter_server(read_cluster(tree["cluster"]), tree["parameters"], step)
 
-    def answer(self, method: str, data: np.ndarray) -> RpcReply:
+    def handle(self, method: str, data: np.ndarray) -> RpcReply:
         """Handle a call and return its reply (params/rpc/messages.py)."""
         kind, found = handle_call(self._server, method, data.tobytes())
         return kind, np.frombuffer(found, np.uint8) if kind == "ok" else found
@@ -55,7 +55,7 @@ class RayClusterServer:
                 .options(**options)
                 .remote(np.frombuffer(pack(described, sealed=False), np.uint8))
             )
-            ray.get(self._actor.answer.remote("GetStats", np.empty(0, np.uint8)))
+            ray.get(self._actor.handle.remote("GetStats", np.empty(0, np.uint8)))
         except ValueError:
             words = f"another cluster {cluster.name!r} is on this Ray cluster: end it, or give this one another cluster.name"
             raise Conflict(words) from None
@@ -90,7 +90,7 @@ class RayClusterClient(MessageClient):
             actor = self._found()
             if actor is not None:
                 try:
-                    reply = actor.answer.remote(method, np.frombuffer(data, np.uint8))
+                    reply = actor.handle.remote(method, np.frombuffer(data, np.uint8))
                     return unwrap_reply(self._ray.get(reply, timeout=self._cluster.timeout_s)), tries
                 except self._ray.exceptions.RayError:  # the actor or its node ended, or the call timed out
                     self._actor = None
