@@ -97,8 +97,8 @@ def test_real_learner_exits_at_once_while_it_imports_torch(
     (tmp_path / "sitecustomize.py").write_text(_PAUSED_IMPORT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("TORCH_BEGUN", str(tmp_path / "begun"))
-    given = words(kafka)[1]
-    with under_way([*alone("learner", kafka, given["kafka.prefix"]), *described(given)]) as process:
+    given = {key: value for key, value in words(kafka)[1].items() if key != "runtime"}
+    with under_way([*alone("learner", kafka, given["kafka.prefix"], given["env"]), *described(given)]) as process:
         wait_until((tmp_path / "begun").exists, process)
         assert "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
         process.send_signal(signal.SIGTERM)

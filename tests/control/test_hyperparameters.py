@@ -7,7 +7,7 @@ import pytest
 from steppe.control import models
 from steppe.control.factory import make_local_service
 from steppe.core.config.run import resolve_config
-from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError, Conflict
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.run_directory import RunDirectory
@@ -64,6 +64,16 @@ def test_what_means_nothing_in_the_world_of_a_stopped_run_is_refused_at_once(ser
         service.set_hyperparameters("begun", {"bounds_coef": 0.5}, "test")
     assert directory.store.read(COMMANDS) == []
     assert service.set_hyperparameters("begun", {"gamma": 0.5}, "test").operation is not None
+
+
+@pytest.mark.regression
+def test_what_only_the_environment_can_tell_is_refused_before_a_run_has_begun(service):
+    """It would be acknowledged, and the run would fail when it is started."""
+    run = service.create_run(request(), "test").id
+    with pytest.raises(Conflict, match=r"bounds_coef: only some environments support it, and .* has not started yet"):
+        service.set_hyperparameters(run, {"bounds_coef": 0.5}, "test")
+    assert RunDirectory(service.root / run).store.read(COMMANDS) == []
+    assert service.set_hyperparameters(run, {"bounds_coef": 0.0, "gamma": 0.5}, "test").operation is not None
 
 
 def test_what_workers_cannot_take_over_waits_for_a_restart(service):
