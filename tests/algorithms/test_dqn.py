@@ -55,7 +55,7 @@ def test_gradient_and_priorities_are_autograds(double, dueling):
     assert (errors < 1).any()
     np.testing.assert_allclose(agent.gradients(batch), expected, rtol=1e-4, atol=1e-6)
     learned = agent.learn(batch)
-    assert learned.updates == 1
+    assert learned.updates == agent.updates == 1
     assert learned.stats["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert learned.stats["q_mean"] == pytest.approx(values.mean().item(), rel=1e-4)
     assert learned.stats["td_error"] == pytest.approx(errors.mean(), rel=1e-4)

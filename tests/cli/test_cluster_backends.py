@@ -119,6 +119,7 @@ def ray_cluster(scratch: Path) -> Iterator[list[str]]:
             ray.wait(60)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nodes_share_a_server_in_a_ray_cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The program that has it finds that two nodes in it learn as one. Then two programs join it; the first brings up the server

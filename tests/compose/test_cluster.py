@@ -90,6 +90,7 @@ def train_with_a_liar(aggregation: str) -> tuple[float, float]:
     return max(loop.agent.evaluate_policy(20)["return_mean"] for loop in loops), min(layer.std() for layer in layers)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_krum_defeats_a_byzantine_node_and_averaging_does_not() -> None:
     """CartPole, 60,000 steps a node: an untrained policy is worth about 20, 500 is perfect. An average of three takes a third of

@@ -63,6 +63,10 @@ def test_agrees_with_numpy(method: str, count: int, size: int) -> None:
     np.testing.assert_allclose(found, oracle(method, updates, weights), rtol=2e-6, atol=1e-6)
 
 
+def test_linear_methods_are_sums_of_what_is_pushed() -> None:
+    assert {name for name in METHODS if Aggregation(name).linear} == {"average", "sum", "weighted"}
+
+
 @settings(max_examples=60, deadline=None)
 @given(some_updates, st.randoms(use_true_random=False), st.sampled_from(["average", "sum", "median", "trimmed_mean"]))
 def test_order_does_not_matter(updates: np.ndarray, chance, method: str) -> None:

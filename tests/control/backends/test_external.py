@@ -69,6 +69,7 @@ def steps(api):
     return api.get(RUN).json()["progress"]["env_steps"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_is_seen_and_steered_through_all_of_its_life(served, role, tmp_path):
     config = ("--config", str(tmp_path / "run.toml"))

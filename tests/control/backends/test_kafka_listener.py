@@ -70,6 +70,7 @@ def audited(api, run: str) -> list[str]:
     return [entry["outcome"] for entry in entries if entry["run"] == run and entry["who"] == "kafka:test"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_waits_one_that_was_stopped_and_what_is_asked_while_no_service_is_up(served):
     with served.client() as api:

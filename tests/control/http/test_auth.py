@@ -195,6 +195,7 @@ def test_who_is_let_in(keys):
         {"authorization": STORED["read"]},
         {"authorization": "Bearer wrong", "cookie": f"steppe_session={cookie}"},
         {"cookie": f"other={cookie}"},
+        {"cookie": f"the_session={cookie}"},
         {"cookie": "steppe_session=wrong"},
         {"cookie": "a]b=c; steppe_session"},
     ):
@@ -281,7 +282,15 @@ def test_other_names_are_refused(keys, host):
     "headers",
     [
         {"origin": origin}
-        for origin in ("", "null", "http://localhost:81", "ftp://localhost:80", "http://[", "localhost:80")
+        for origin in (
+            "",
+            "null",
+            "http://localhost:81",
+            "http://a.example:80",
+            "ftp://localhost:80",
+            "http://[",
+            "localhost:80",
+        )
     ]
     + [{"sec-fetch-site": site} for site in ("cross-site", "same-site", "")],
 )
