@@ -1,4 +1,4 @@
-"""A service that is up, and a client that holds its strongest token."""
+"""A running service, and a client with its admin token."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.support.service import Served, bring_down
 
 @pytest.fixture(scope="session")
 def brokers() -> str | None:
-    """The Kafka that carries the service's runs, if any; where tests are to hold for both, their file has another one."""
+    """Return the Kafka address for the service's runs, if any; modules that test both override it."""
     return None
 
 
 @pytest.fixture
 def served(tmp_path: Path, brokers: str | None) -> Iterator[Served]:
-    """A service that is up; whatever it started is brought down."""
+    """Start a service, and stop everything that it started afterwards."""
     service = Served(tmp_path, brokers)
     service.start()
     yield service

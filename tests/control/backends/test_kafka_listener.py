@@ -170,7 +170,7 @@ def fresh(connection, tmp_path, monkeypatch):
 def test_what_is_asked_before_a_new_service_has_found_its_brokers_is_heard(fresh):
     hearing, ask, names = fresh
     ask("early")
-    until(lambda: hearing.look() or names == ["early"], "the first command is heard")
+    until(lambda: hearing.poll() or names == ["early"], "the first command is heard")
 
 
 @pytest.fixture
@@ -182,9 +182,9 @@ def an_hour_later(monkeypatch):
 def test_what_was_asked_long_before_a_new_service_is_not_heard(an_hour_later, fresh):
     hearing, ask, names = fresh
     ask("an hour ago")
-    hearing.look()
+    hearing.poll()
     ask("now")
-    until(lambda: hearing.look() or names, "the second command is heard")
+    until(lambda: hearing.poll() or names, "the second command is heard")
     assert names == ["now"]
 
 
@@ -193,7 +193,7 @@ def test_what_a_service_has_published_is_carried_out_by_itself_alone(fresh):
     hearing, ask, names = fresh
     ask("published", PUBLISHED_ORIGIN)
     ask("asked")
-    until(lambda: hearing.look() or names, "the second command is heard")
+    until(lambda: hearing.poll() or names, "the second command is heard")
     assert names == ["asked"]
 
 
@@ -201,15 +201,15 @@ def test_what_a_service_has_published_is_carried_out_by_itself_alone(fresh):
 def test_what_is_no_command_is_parked_and_the_next_is_heard(connection, fresh):
     """A record that is nested too deep once ended the thread that hears, and no `start` was carried out any more."""
     hearing, ask, names = fresh
-    hearing.look()
+    hearing.poll()
     bad = [b"[" * 5_000, b'{"command":' * 20_000, b"{}", b'{"command": "start"}', b"\xff", b""]
     producer = connection.producer()
     for value in bad:
         producer.produce(connection.topic(COMMANDS), value, b"key", 0, headers=[("run", b"demo")])
     assert producer.flush(PATIENCE_S) == 0
     ask("after it")
-    until(lambda: hearing.look() or "after it" in names, "the command behind them is heard")
-    until(lambda: hearing.look() or len(dead_letters(connection)) >= len(bad), "all of them are parked")
+    until(lambda: hearing.poll() or "after it" in names, "the command behind them is heard")
+    until(lambda: hearing.poll() or len(dead_letters(connection)) >= len(bad), "all of them are parked")
     parked = dead_letters(connection)
     assert [message.value() for message in parked] == [value[:4096] for value in bad]
 

@@ -101,7 +101,7 @@ def numbers(here, topic):
 
 def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, found):
     following = follow()
-    following.look()  # there are no topics yet
+    following.poll()  # there are no topics yet
     assert following.manifest is None
     board, stranger = found(), KafkaBoard(KafkaConnection(config, "other~12345678"))
     for n in range(5):
@@ -109,12 +109,12 @@ def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, 
         stranger.post(TRAINING, said(TRAINING, -1))
         board.post(EVENTS, said(EVENTS, n))
     stranger.close()
-    following.look()
+    following.poll()
     assert numbers(here, TRAINING) == numbers(here, EVENTS) == [0, 1, 2, 3, 4]
-    following.look()
+    following.poll()
     board.post(ACTORS, said(ACTORS, 7))
     board.post(TRAINING, said(TRAINING, 5))
-    following.look()
+    following.poll()
     assert numbers(here, TRAINING) == [0, 1, 2, 3, 4, 5]
     assert numbers(here, ACTORS) == [7]
 
@@ -123,14 +123,14 @@ def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, 
 def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(here, follow, found):
     board, following = found(), follow()
     board.post(TRAINING, said(TRAINING, 0))
-    following.look()
+    following.poll()
     before = (here.path / CURSOR_FILE).read_bytes()
     board.post(TRAINING, said(TRAINING, 1))
     board.post(EVENTS, said(EVENTS, 1))
-    following.look()
+    following.poll()
     (here.path / CURSOR_FILE).write_bytes(before)
     board.post(TRAINING, said(TRAINING, 2))
-    follow().look()
+    follow().poll()
     assert numbers(here, TRAINING) == [0, 1, 2]
     assert numbers(here, EVENTS) == [1]
 
@@ -139,16 +139,16 @@ def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(
 def test_a_run_that_was_begun_anew_is_followed(here, follow, found):
     following = follow()
     found().post(TRAINING, said(TRAINING, 0))
-    following.look()
+    following.poll()
     found("again").post(TRAINING, said(TRAINING, 1))
-    following.look()
+    following.poll()
     assert numbers(here, TRAINING) == [0, 1]
 
 
 def test_places_in_topics_that_were_made_anew_are_not_taken_for_old_ones(here, follow, found):
     write_json(here.path / CURSOR_FILE, {TRAINING: 1_000})
     found().post(TRAINING, said(TRAINING, 0))
-    follow().look()
+    follow().poll()
     assert numbers(here, TRAINING) == [0]
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
     """On every topic, with the run's own header: the picture of the run can still be drawn, and each is parked once."""
     board, following = found(), follow()
     board.post(TRAINING, said(TRAINING, 1))
-    following.look()
+    following.poll()
     bad = {
         TRAINING: [b"{}", b"[" * 5_000, json.dumps({**said(TRAINING, 1), "run": "other"}).encode()],
         ACTORS: [b"{}", json.dumps({**said(ACTORS, 1), "actor": 2}).encode()],
@@ -174,17 +174,17 @@ def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found
     board.post(TRAINING, said(TRAINING, 2))
     board.post(COMMANDS, make_command("pause", "test"))
     for _ in range(3):
-        following.look()
+        following.poll()
     assert numbers(here, TRAINING) == [1, 2]
     assert following.newest_command == "pause"
     view = RunView(here)
     view.refresh()
     assert view.version == 2
     expected = sorted(topic for topic, values in bad.items() if topic != COMMANDS for _ in values)
-    wait_until(lambda: following.look() or len(dead_letters(connection)) >= len(expected), "what is parked")
+    wait_until(lambda: following.poll() or len(dead_letters(connection)) >= len(expected), "what is parked")
     parked = dead_letters(connection)
     assert sorted(decode_headers(message)["topic"].decode() for message in parked) == expected
     assert max(len(message.value()) for message in parked) == 4096
     assert all(decode_headers(message)["reason"] for message in parked)
-    wait_until(lambda: following.look() or told(here) >= len(parked), "the sum of what is parked")
+    wait_until(lambda: following.poll() or told(here) >= len(parked), "the sum of what is parked")
     assert told(here) == len(parked)

@@ -184,7 +184,7 @@ def test_what_the_cluster_carries_out_is_published_with_what_came_of_it(config, 
             finished(service, service.stop_run("demo", "test")),
             finished(service, service.start_run("demo", "test")),
         ]
-        service.commands.publisher.look()
+        service.commands.publisher.poll()
         told = roles.told(published=True)
         assert [(record["id"], record["command"]) for record in told] == [(one.id, one.kind) for one in done]
         assert [record.get("actors") for record in told] == [3, None, None, None]

@@ -9,7 +9,7 @@ import pytest
 
 import steppe.control.backends.publisher
 from steppe.control import models, process_host
-from steppe.control.backends.publisher import NOT_BEGUN, CommandPublisher
+from steppe.control.backends.publisher import NOT_STARTED, CommandPublisher
 from steppe.control.commands import to_command
 from steppe.control.database import new_operation
 from steppe.control.factory import make_local_service
@@ -127,13 +127,13 @@ def test_a_run_is_stopped_without_brokers_and_that_is_published_when_one_answers
     done = service.stop_run(directory.path.name, "test")
     assert (done.state, directory.store.status().state) == ("succeeded", "STOPPED")
     with pytest.raises(Unreachable):
-        publisher.look()
+        publisher.poll()
     assert topics.commands() == []
     service, publisher = begin(config)
-    publisher.look()
+    publisher.poll()
     assert [(record["command"], record["id"]) for record in topics.commands()] == [("stop", done.id)]
     assert topics.answers(done.id) == [(True, None)]
-    publisher.look()
+    publisher.poll()
     assert (len(topics.commands()), len(topics.answers(done.id)), service.database.pending_answers()) == (1, 1, [])
 
 
@@ -153,7 +153,7 @@ def test_a_service_that_is_killed_before_the_answer_gives_it_when_it_is_back(beg
     done = service.stop_run(directory.path.name, "test")
     assert (len(topics.commands()), topics.answers(done.id)) == (1, [])
     _, publisher = begin(config)
-    publisher.look()
+    publisher.poll()
     assert (len(topics.commands()), topics.answers(done.id)) == (1, [(True, None)])
 
 
@@ -166,7 +166,7 @@ def test_a_look_while_a_command_is_being_published_does_not_publish_it_again(
 
     def meanwhile(*given):
         monkeypatch.setattr(steppe.control.backends.publisher, "find_manifest", find)
-        publisher.look()  # as the publisher's own thread may do now
+        publisher.poll()  # as the publisher's own thread may do now
         return find(*given)
 
     monkeypatch.setattr(steppe.control.backends.publisher, "find_manifest", meanwhile)
@@ -181,12 +181,12 @@ def test_one_that_is_killed_before_it_begins_answers_that_when_the_command_has_e
     command = to_command(new_operation("pause", directory.path.name, "test"))
     publisher.publish(directory, command)
     service, publisher = begin(config)
-    publisher.look()
+    publisher.poll()
     assert topics.answers(command["id"]) == [], "another service may be about to begin it"
     [due] = service.database.pending_answers()
     service.database.save_pending_answer(due._replace(command={**command, "expires_s": time.time() - 1.0}))
-    publisher.look()
-    assert topics.answers(command["id"]) == [(False, NOT_BEGUN)]
+    publisher.poll()
+    assert topics.answers(command["id"]) == [(False, NOT_STARTED)]
 
 
 def test_what_cannot_be_begun_is_answered_with_the_reason(begin, directory, config, topics, monkeypatch):
@@ -209,5 +209,5 @@ def test_what_the_run_has_answered_is_not_answered_again(begin, directory, confi
     details = {"id": done.id, "command": "stop", "obeyed": True, "message": None}
     event = EventReport(run=directory.id, kind="command", role="supervisor", details=details)
     directory.store.post(EVENTS, event.record())  # which the run's supervisor copies to Kafka
-    publisher.look()
+    publisher.poll()
     assert (topics.answers(done.id), service.database.pending_answers()) == ([], [])

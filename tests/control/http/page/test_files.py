@@ -46,12 +46,12 @@ def test_files_are_served_by_name_and_nothing_else_is(api: httpx.Client):
 @pytest.mark.unit
 def test_the_page_asks_for_every_module_at_once():
     """What a module imports would otherwise be found out only when that module has come."""
-    page = (static.FOLDER / "index.html").read_text()
+    page = (static.DIRECTORY / "index.html").read_text()
     asked = set(re.findall(r'<(?:script|link)[^>]* (?:src|href)="/page/([^"]+\.js)"', page))
-    written = {str(path.relative_to(static.FOLDER)) for path in static.FOLDER.glob("*.js")}
+    written = {str(path.relative_to(static.DIRECTORY)) for path in static.DIRECTORY.glob("*.js")}
     assert asked == written | {name for name in static.PARTS if name.endswith(".js")}
     assert 'src="/page/live.js" async' in page, "the stream is opened before the rest has come"
-    assert "import " not in (static.FOLDER / "live.js").read_text(), "it waits for no other module"
+    assert "import " not in (static.DIRECTORY / "live.js").read_text(), "it waits for no other module"
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_films_are_those_of_the_run_alone(api: httpx.Client, house: Served, ende
 
 @pytest.mark.unit
 def test_a_service_without_the_parts_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(static, "FOLDER", tmp_path)
+    monkeypatch.setattr(static, "DIRECTORY", tmp_path)
     (tmp_path / "index.html").write_text("<p>page</p>")
     assert not static.is_page_complete()
     service, keys = make_local_service(), TokenStore(tmp_path / "tokens.json")
