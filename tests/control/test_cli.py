@@ -90,7 +90,7 @@ def test_commands_send_the_given_settings_and_raise_the_errors_of_the_service(ru
     changed = ctl_json(
         "set-hyperparameters", "demo", "clip=0.3", "--if-generation", str(created["generation"]), "--wait"
     )
-    assert changed["operation"]["message"] == "arguments effect on restart"
+    assert changed["operation"]["message"] == "takes effect on restart"
     for words, error in {
         ("set-hyperparameters", "demo", "clip=0.3", "--if-generation", "1"): SteppeError,
         ("set-hyperparameters", "demo", "clip=high"): ConfigError,

@@ -94,15 +94,15 @@ def test_a_long_read_of_a_run_does_not_block_other_runs(service: Service, monkey
 @pytest.mark.unit
 def test_runs_use_the_brokers_if_possible_and_credentials_are_not_returned(service: Service) -> None:
     service.backend.kafka = KafkaConfig(address="127.0.0.1:9", prefix="mine.", security="sasl", username="me")
-    for request, runtime in (
+    for changes, runtime in (
         ({}, "kafka"),
         ({"runtime": "kafka"}, "kafka"),
         ({"runtime": "processes"}, "processes"),
         ({"algo": "a3c", "mode": "workers"}, "processes"),  # workers share memory
     ):
-        created = service.create_run(request(**request), "test")
+        created = service.create_run(request(**changes), "test")
         config = RunDirectory(service.root / created.id).config()
-        assert (created.config["runtime"], config.runtime) == (runtime, runtime), request
+        assert (created.config["runtime"], config.runtime) == (runtime, runtime), changes
         assert config.kafka == (service.backend.kafka if runtime == "kafka" else KafkaConfig())
         assert "kafka.username" not in created.config
     service.backend.kafka = None

@@ -75,13 +75,13 @@ def test_many_connections_do_not_block_new_ones(limited: Served, count: int, fir
 
 
 class Server(uvicorn.Server):
-    """A server in a thread of this process, for a limited application."""
+    """A server in a thread of this process, for a small application."""
 
     def __init__(self, app: Any, most: int) -> None:
-        self.connections_ = Connections(most)
-        self.listener = self.connections_.listen("127.0.0.1", 0)
+        self.limited_connections = Connections(most)
+        self.listener = self.limited_connections.listen("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        super().__init__(uvicorn.Config(app, http=self.connections_.protocol, log_level="error", lifespan="off"))
+        super().__init__(uvicorn.Config(app, http=self.limited_connections.protocol, log_level="error", lifespan="off"))
 
     def __enter__(self) -> Server:
         self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self.listener]})
@@ -112,7 +112,7 @@ def server_with_access_control(app: Any, tmp_path: Path, most: int = 2 * RESERVE
         app, AccessControl(TokenStore(tmp_path / "tokens.json"), limits=RequestLimits(**limits))
     )  # type: ignore[arg-type]
     server = Server(middleware, most)
-    middleware.connections = server.connections_
+    middleware.connections = server.limited_connections
     return server
 
 
