@@ -126,11 +126,11 @@ def test_a_cluster_of_processes_with_tls(cluster: Path, torch_host: WarmHost) ->
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["params", "status"], 2, "which server?"),
+        (["params", "status"], 2, "no server given"),
         (["params", "status", "http://x"], 2, "is no address"),
-        (["params", "checkpoint", "grpc://localhost:1", "--cluster", "x.toml"], 2, "which server?"),
+        (["params", "checkpoint", "grpc://localhost:1", "--cluster", "x.toml"], 2, "no server given"),
         (["params", "serve", "--cluster", "none.toml"], 2, "cannot read none.toml"),
-        (["node", "--cluster", "empty.toml", "--node-id", "a"], 2, "does not say what is trained"),
+        (["node", "--cluster", "empty.toml", "--node-id", "a"], 2, "has no table [run]"),
         (["node", "--cluster", "cluster.toml", "--node-id", "worker_3"], 2, "Did you mean"),
         (["params", "privacy", "--epsilon", "8"], 2, "give two of"),
         (["params", "privacy", "--epsilon", "8", "--rounds", "0"], 2, "--rounds is out of range"),

@@ -1,4 +1,4 @@
-"""A service that is up, and a client that holds its strongest token."""
+"""A running service, and a client with its admin token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.warm_host import WarmHost
 
 @pytest.fixture(scope="session")
 def brokers() -> str | None:
-    """The Kafka that carries the service's runs, if any; where tests are to hold for both, their file has another one."""
+    """Return the Kafka address for the service's runs, if any; modules that test both override it."""
     return None
 
 
