@@ -13,6 +13,7 @@ from steppe.cli.commands import (
     bench,
     ctl,
     doctor,
+    export,
     groups,
     info,
     kafka,
@@ -53,6 +54,7 @@ app.command()(runs.watch)
 app.command()(runs.stop)
 app.command()(report.report)
 app.command()(verify.verify)
+app.command()(export.export)
 app.command()(info.algos)
 app.command()(info.envs)
 app.add_typer(config, name="config")
