@@ -21,8 +21,8 @@ import msgspec
 from steppe.core.config.run import from_pairs
 from steppe.core.contracts.errors import SteppeError, UsageError
 from steppe.records.provenance import hardware, versions
-from steppe.records.reference_results import Experiment, make_reference, read_experiments, write_record
-from steppe.training.reference_experiment import measure
+from steppe.records.results.reference_results import Experiment, make_reference, read_experiments, write_record
+from steppe.training.reference_experiments.measurement import measure
 
 REFERENCES = Path(__file__).resolve().parents[1] / "benchmarks" / "references"
 

@@ -39,7 +39,7 @@ HOMES = {
         "runtimes/preload.py",
         "runtimes/preload_tabular.py",
     },
-    "gymnasium": {"envs", "training/load.py", "training/exact_evaluation.py()", "cli/commands/info.py()", "cli/commands/doctor.py()", "testing"},
+    "gymnasium": {"envs", "training/load.py", "training/reference_experiments/exact_evaluation.py()", "cli/commands/info.py()", "cli/commands/doctor.py()", "testing"},
     "pettingzoo": {"envs"},
     "PIL": {"envs", "records"},
     "pygame": {"envs", "cli/commands/doctor.py()"},
@@ -73,7 +73,7 @@ HOMES = {
     "anyio": {"control"},
     "mcp": {"control"},
     "pytest": {"testing"},
-    "scipy": {"core/system/blas.py()", "records/reference_results.py()"},
+    "scipy": {"core/system/blas.py()", "records/results/reference_results.py()"},
     "psutil": set(),
 }  # fmt: skip
 UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -320,10 +320,10 @@ def _choose_path(config: RunConfig) -> Path:
         )
     if config.run_dir is not None:
         return config.run_dir
-    return runs_root() / (config.name or _new_id(config))
+    return runs_root() / (config.name or new_run_id(config))
 
 
-def _new_id(config: RunConfig) -> str:
+def new_run_id(config: RunConfig) -> str:
     """Return a readable and unique id, for example cartpole-v1-ppo-20261115-2333-k3f9."""
     words = f"{config.env.split(':')[-1]}-{config.algo.split(':')[-1]}".lower()
     slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:48] or "run"

@@ -30,16 +30,9 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
     if config.ray.address is not None:
         return  # the run uses other machines' memory
     agent, envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
-    segment = segment_spec(agent, spec, envs)
-    seats = config.flow.max_actors or config.actors
     if replay and agent.memory != "rollout":
-        factory.require_replay_memory(agent, segment, config.actors)
-    needs = {
-        "networks (hidden)": _network_bytes(agent, spec, config.actors),
-        "replay (buffer_size)": _replay_bytes(agent, segment, config.actors) if replay else 0,
-        "segments (actors × envs × segment_steps)": _segment_bytes(config, segment, seats),
-        "a batch": _batch_bytes(agent, segment),
-    }
+        factory.require_replay_memory(agent, segment_spec(agent, spec, envs), config.actors)
+    needs = estimate_memory(config, spec, replay=replay)
     total, available = sum(needs.values()), factory.available_bytes()
     if total > factory.MAX_MEMORY_SHARE * available:
         most = max(needs, key=lambda name: needs[name])
@@ -47,6 +40,20 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
             f"the run needs about {_gib(total)} of memory, of which {most} {_gib(needs[most])}, but {_gib(available)} are "
             "available here: lower what needs most"
         )
+
+
+def estimate_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> dict[str, int]:
+    """Return the bytes that the run's arrays need, by what needs them."""
+    agent, envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
+    segment = segment_spec(agent, spec, envs)
+    return {
+        "networks (hidden)": _network_bytes(agent, spec, config.actors),
+        "replay (buffer_size)": _replay_bytes(agent, segment, config.actors) if replay else 0,
+        "segments (actors × envs × segment_steps)": _segment_bytes(
+            config, segment, config.flow.max_actors or config.actors
+        ),
+        "a batch": _batch_bytes(agent, segment),
+    }
 
 
 def smallest_env_spec(config: RunConfig) -> EnvSpec:

@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from steppe import runtimes
 from steppe.core.config import references
 from steppe.core.config.run import ResolvedConfig, resolve_config
+from steppe.core.contracts.errors import UsageError
 from steppe.core.system.typecheck import typechecked
 from steppe.records.view import RunView
 from steppe.training.experiment import Experiment
 from steppe.training.result import RunResult
 from steppe.training.supervisor import Observer
 
+if TYPE_CHECKING:
+    from steppe.training.seeds.group import GroupResult
+
 Callback = Callable[[RunView], object]
 
 
+@overload
+def train(
+    env: str | Callable[..., Any],
+    *,
+    algo: str | type = ...,
+    callbacks: Sequence[Callback] = ...,
+    seeds: None = ...,
+    **settings: Any,
+) -> RunResult: ...
+@overload
+def train(
+    env: str | Callable[..., Any],
+    *,
+    algo: str | type = ...,
+    callbacks: Sequence[Callback] = ...,
+    seeds: int | Sequence[int],
+    **settings: Any,
+) -> GroupResult: ...
 @typechecked
 def train(
-    env: str | Callable[..., Any], *, algo: str | type = "ppo", callbacks: Sequence[Callback] = (), **settings: Any
-) -> RunResult:
-    """Train an agent and return the run's result. Raises the fault of a run that failed.
+    env: str | Callable[..., Any],
+    *,
+    algo: str | type = "ppo",
+    callbacks: Sequence[Callback] = (),
+    seeds: int | Sequence[int] | None = None,
+    **settings: Any,
+) -> Any:
+    """Train an agent and return the run's RunResult. Raises the fault of a run that failed.
+
+    With `seeds`, a number or a list, train a group of runs in processes of their own, as many at once as the machine holds, and
+    return its GroupResult; failed runs are in `result.failed`.
 
     `settings` are the configuration's keys: `steps=200_000, actors=2, mode="async"`, the algorithm's hyperparameters
     (`learning_rate=3e-4`), or dotted ones in a dictionary (`**{"flow.max_lag": 4}`). A callback is called about five
@@ -31,9 +61,20 @@ def train(
     references.stop_if_loading_main()
     given = {name: _to_references(value) for name, value in settings.items()}
     layer = {"env": references.make_reference(env), "algo": references.make_reference(algo), **given}
-    result = run_experiment(resolve_config(("call", layer)), observers=callbacks)
+    resolved = resolve_config(("call", layer))
+    if seeds is not None:
+        return _train_seeds(resolved, seeds, callbacks)
+    result = run_experiment(resolved, observers=callbacks)
     result.raise_for_fault()
     return result
+
+
+def _train_seeds(resolved: ResolvedConfig, seeds: int | Sequence[int], callbacks: Sequence[Callback]) -> GroupResult:
+    from steppe.training.seeds.group import parse_seeds, train_group
+
+    if callbacks:
+        raise UsageError("callbacks are for one run: leave them out, or train one seed at a time")
+    return train_group(resolved, parse_seeds(seeds, resolved.config.seed))
 
 
 def _to_references(value: Any) -> Any:

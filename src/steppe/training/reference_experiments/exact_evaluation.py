@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from steppe.records.run_directory import RunDirectory
 
 Array = np.ndarray
 CARDS = {**dict.fromkeys(range(1, 10), 1 / 13), 10: 4 / 13}
-BUST, STICK, HIT = 0, 0, 1
+BUST, STICK = 0, 0
+NUMBERING = "steppe.classic:FlattenMultiDiscreteWrapper"  # changes how observations are written, not the task
 MAX_ITERATIONS = 100_000
 
 
@@ -191,31 +191,33 @@ def evaluate_exactly(run: RunDirectory) -> ExactResult | None:
     from steppe.training.load import load
 
     config = run.config()
-    if config.environment.wrappers or config.environment.reward_clip or config.environment.reward_scale != 1.0:
+    world = config.environment
+    if set(world.wrappers) - {NUMBERING} or world.reward_clip or world.reward_scale != 1.0:
         return None
     with closing(make_env(config.env, find_env(config.env), config.environment)) as env:
         if is_multi_agent(env):
             return None
         inner: Any = env.unwrapped
-        if isinstance(env.observation_space, spaces.Discrete):
-            model = model_of(env, _time_limit(config, env))
-            if model is None:
-                return None
-            actions = np.asarray(load(Path(run.path)).act(np.arange(len(model.rewards))))
-            return ExactResult(policy_value(model, actions), optimal_value(model))
+        policy: Any = load(run.path)
         if type(inner).__name__ == "BlackjackEnv" and type(inner).__module__.startswith("gymnasium."):
-            table = _blackjack_actions(load(Path(run.path)))
+            numbered = isinstance(env.observation_space, spaces.Discrete)
+            table = _blackjack_actions(policy, numbered=numbered)
             return blackjack_values(
                 lambda total, dealer, ace: int(table[total, dealer, int(ace)]), sab=inner.sab, natural=inner.natural
             )
-    return None
+        model = model_of(env, _time_limit(config, env))
+        if model is None or not isinstance(env.observation_space, spaces.Discrete):
+            return None
+        actions = np.asarray(policy.act(np.arange(len(model.rewards))))
+        return ExactResult(policy_value(model, actions), optimal_value(model))
 
 
 def _time_limit(config: RunConfig, env: Any) -> int | None:
     return config.environment.time_limit or (env.spec.max_episode_steps if env.spec else None)
 
 
-def _blackjack_actions(policy: Any) -> Array:
-    """Return the policy's action for every sum, dealer's card and usable ace."""
-    grid = np.indices((32, 11, 2)).reshape(3, -1)
-    return np.asarray(policy.act(tuple(grid))).reshape(32, 11, 2)
+def _blackjack_actions(policy: Any, *, numbered: bool) -> Array:
+    """Return the policy's action for every sum, dealer's card and usable ace; `numbered`: as FlattenMultiDiscreteWrapper does."""
+    shape = (32, 11, 2)
+    observations = np.arange(np.prod(shape)) if numbered else tuple(np.indices(shape).reshape(3, -1))
+    return np.asarray(policy.act(observations)).reshape(shape)

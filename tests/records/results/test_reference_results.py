@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from steppe.core.contracts.errors import ConfigError, DamagedFile
-from steppe.records.reference_results import (
+from steppe.records.results.reference_results import (
     Experiment,
     Score,
     SeedResult,

@@ -27,7 +27,14 @@ from steppe.core.system import seeding
 from steppe.envs.factory import probe
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.provenance import git
-from steppe.records.reference_results import Curve, Experiment, Score, SeedResult, read_seed_result, write_record
+from steppe.records.results.reference_results import (
+    Curve,
+    Experiment,
+    Score,
+    SeedResult,
+    read_seed_result,
+    write_record,
+)
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 from steppe.runtimes.plan import make_plan
@@ -109,7 +116,7 @@ def _run_processes(description: Path, seeds: list[int], jobs: int) -> Iterator[t
 
 
 def _start(description: Path, seed: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "steppe.training.reference_experiment", str(description), str(seed)]
+    command = [sys.executable, "-m", "steppe.training.reference_experiments.measurement", str(description), str(seed)]
     with (description.parent / f"seed-{seed}.log").open("ab") as log:
         return subprocess.Popen(
             command,
@@ -200,7 +207,7 @@ def _evaluate(run: RunDirectory, episodes: int) -> tuple[Score, Score | None]:
 
 
 def _exact(run: RunDirectory) -> dict[str, float]:
-    from steppe.training.exact_evaluation import evaluate_exactly
+    from steppe.training.reference_experiments.exact_evaluation import evaluate_exactly
 
     found = evaluate_exactly(run)
     return {} if found is None else {"return": found.value, "optimum": found.optimum}

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from steppe.core.contracts.errors import RunFailed
-from steppe.records.reference_results import Experiment, read_seed_result
+from steppe.records.results.reference_results import Experiment, read_seed_result
 from steppe.records.run_directory import RunDirectory
-from steppe.training import reference_experiment
-from steppe.training.reference_experiment import directory_name, measure, thin
+from steppe.training.reference_experiments import measurement
+from steppe.training.reference_experiments.measurement import directory_name, measure, thin
 
 BANDIT = Experiment("bandit", "steppe/TwoArmedBandit-v0", "q-learning", 400, [1, 2], {"evaluation.every_steps": 200})
 
@@ -49,9 +49,9 @@ def test_other_settings_are_measured_elsewhere():
 def test_an_interrupted_seed_continues(tmp_path):
     """The run's directory is kept, and the times of both attempts are added."""
     run = tmp_path / directory_name(BANDIT) / "seed-1"
-    resolved = reference_experiment.resolve_experiment(BANDIT, 1)
+    resolved = measurement.resolve_experiment(BANDIT, 1)
     RunDirectory.create(resolved.config.model_copy(update={"run_dir": run}), resolved.sources).release()
-    (run / reference_experiment.ATTEMPTS).write_text(json.dumps([[1000.0, 500.0]]))
+    (run / measurement.ATTEMPTS).write_text(json.dumps([[1000.0, 500.0]]))
     [found] = measure(BANDIT, seeds=[1], work=tmp_path)
     assert found.wall_s > 1000.0
     assert found.cpu_s > 500.0

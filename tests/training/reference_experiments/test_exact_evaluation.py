@@ -6,7 +6,8 @@ import pytest
 
 import steppe
 from steppe.records.run_directory import RunDirectory
-from steppe.training.exact_evaluation import (
+from steppe.training.reference_experiments.exact_evaluation import (
+    NUMBERING,
     Model,
     blackjack_values,
     evaluate_exactly,
@@ -55,6 +56,12 @@ def test_the_optimum_of_cliff_walking(env, limit, optimum):
     assert optimal_value(model_of(gym.make(env), limit)) == pytest.approx(optimum)
 
 
+def test_the_optimum_of_blackjack_without_the_rule_for_naturals():
+    """-.0466, as basic strategy gives with an infinite deck, no doubling and no splitting."""
+    exact = blackjack_values(lambda total, dealer, ace: 0, sab=False, natural=False)
+    assert exact.optimum == pytest.approx(-0.0466, abs=0.0001)
+
+
 @pytest.mark.parametrize("rules", [{"sab": True, "natural": False}, {"sab": False, "natural": True}])
 def test_blackjack_agrees_with_simulated_games(rules):
     """Hit below 17: 20,000 games have a standard error of .007."""
@@ -83,6 +90,15 @@ def test_the_policy_of_a_run(tmp_path):
     found = steppe.evaluate(result.path, episodes=400)
     assert 0.3 < exact.value <= exact.optimum
     assert exact.value == pytest.approx(found["return_mean"], abs=4 * 0.5 / 20)
+
+
+def test_the_policy_of_a_blackjack_run(tmp_path):
+    """Numbered observations are the table's order: a trained table is far better than sticking at once, about -.16."""
+    wrappers = {"environment.wrappers": [NUMBERING]}
+    settings = {"runtime": "inline", "run_dir": str(tmp_path / "run"), "evaluation.every_steps": 10**7, **wrappers}
+    result = steppe.train("Blackjack-v1", algo="q-learning", steps=200_000, seed=1, **settings)
+    exact = evaluate_exactly(RunDirectory.open(result.path))
+    assert -0.12 < exact.value <= exact.optimum
 
 
 def test_an_environment_without_a_model_has_no_exact_value(tmp_path):
