@@ -22,7 +22,7 @@ def plan_of(spec=WORLD, **layer):
 
 
 def names(plan):
-    return {place: [role.name for role in roles] for place, roles in plan.places().items()}
+    return {worker_slot: [role.name for role in roles] for worker_slot, roles in plan.worker_slots().items()}
 
 
 def test_single_shares_one_place():

@@ -32,7 +32,11 @@ def planned(**settings: object) -> Plan:
 @pytest.mark.unit
 def test_there_is_a_seat_for_every_actor_that_may_come() -> None:
     plan = planned()
-    assert [place for place in plan.places() if place.startswith("actor")] == ["actor-0", "actor-1", "actor-2"]
+    assert [worker_slot for worker_slot in plan.worker_slots() if worker_slot.startswith("actor")] == [
+        "actor-0",
+        "actor-1",
+        "actor-2",
+    ]
     assert plan.num_writers == len(plan.readers) == 3
     assert plan.channel_bytes == 3 * planned(**{"flow.max_actors": 1}).channel_bytes
     assert plan.config.actors == 1
@@ -49,13 +53,13 @@ def test_seats_that_make_no_sense_are_refused(wrong: dict) -> None:
 
 @pytest.mark.unit
 def test_one_place_is_dismissed_alone(tmp_path: Path) -> None:
-    control = ShmControl(tmp_path / "control", create=True, num_places=3)
+    control = ShmControl(tmp_path / "control", create=True, num_worker_slots=3)
     other = ShmControl(tmp_path / "control")
     control.dismiss(1)
-    assert [other.dismissed(place) for place in range(3)] == [False, True, False]
+    assert [other.dismissed(worker_slot) for worker_slot in range(3)] == [False, True, False]
     control.dismiss(1, dismissed=False)
     control.heartbeat(1)
-    assert not any(other.dismissed(place) for place in range(3))
+    assert not any(other.dismissed(worker_slot) for worker_slot in range(3))
 
 
 @pytest.mark.integration

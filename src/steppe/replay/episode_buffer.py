@@ -128,7 +128,7 @@ class GlobalBuffer:
             self._replay = SequenceReplay(self.pool, self.windowing)
         starts = np.arange(0, count - 1, self.windowing.step)
         with np.errstate(over="ignore", invalid="ignore"):  # non-finite estimates are replaced
-            priorities = self._replay.initial_priorities(columns, starts, whole=True)
+            priorities = self._replay.initial_priorities(columns, starts, complete=True)
         self._replay.write(columns, starts, 0, priorities)
 
     def get_data(self) -> Batch:

@@ -25,16 +25,16 @@ def init_from_run(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, An
         raise ConfigError(f"init_from={run!r}: {error}") from None
     agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
     with temporary_torch_settings(plan.config.flow.threads, plan.config.agent):
-        made = agent.agent
-        weights.require(made.weights().layout, f"{plan.config.algo} for {plan.spec.id} (init_from={run!r})")
-        made.load(weights.stamped(version=0, updates=0, env_steps=0))
+        built_agent = agent.agent
+        weights.require(built_agent.weights().layout, f"{plan.config.algo} for {plan.spec.id} (init_from={run!r})")
+        built_agent.load(weights.stamped(version=0, updates=0, env_steps=0))
     origin = {"run": source.id, "path": str(source.path.resolve())}
     return {"init_from": {**origin, "version": weights.version, "weights_sha256": weights.sha256()}}
 
 
 def save_start(agent: DistributedAgent, directory: RunDirectory, server: Any = None) -> None:
     """Save the run's initial state, for other processes and for reruns."""
-    made = agent.agent
-    kept = {} if not hasattr(server, "state") or server.is_private else {"server": server.state()}
-    state = {"agent": made.state(), **kept}
-    Checkpoints(directory.start, 1).save(made.weights(), state, {})
+    built_agent = agent.agent
+    server_state = {} if not hasattr(server, "state") or server.is_private else {"server": server.state()}
+    state = {"agent": built_agent.state(), **server_state}
+    Checkpoints(directory.start, 1).save(built_agent.weights(), state, {})

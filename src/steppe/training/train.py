@@ -122,7 +122,7 @@ class MainLoop:
         self.replay_buffer: Any = replay_buffer
         self.agent: Any = agent
         self._server = parameter_server
-        self._store: ParameterServer | None = None
+        self._own_server: ParameterServer | None = None
         self.episode = 0  # training episodes so far, over all runs
         self._supervisor: Supervisor | None = None
         self._running = False
@@ -133,9 +133,7 @@ class MainLoop:
         self._manual_trainer_or_none: ManualTrainer | None = None
         if not self._has_builtin_parts():
             if config is not None:
-                raise ConfigError(
-                    "config is for parts of the house: parts of your own are played as they are, leave it out"
-                )
+                raise ConfigError("config is for built-in parts: your own parts are used as they are, leave it out")
             self._manual_run = ManualRun(self._manual_trainer)
             return
         self._compose(config)
@@ -143,7 +141,7 @@ class MainLoop:
     def _compose(self, config: RunConfig | Mapping[str, Any] | None) -> None:
         """Merge the settings of all parts into one configuration, and apply it to environment and agent."""
         environment, agent = self._parts()
-        decided = self._decided(environment)
+        decided = self._decided_settings(environment)
         resolved = compose_config(environment, self.replay_buffer, agent, config, **decided)
         self.config, self.sources = resolved.config, resolved.sources
         environment.settle(self.config.environment)
@@ -154,9 +152,9 @@ class MainLoop:
             environment.parameter_server = self._server
         self._init_from = self.config.init_from  # cleared when the first run has started with it
 
-    def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
+    def _decided_settings(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
         """Return the settings that the parameter server and the loop itself decide."""
-        found: dict[str, Mapping[str, Any]] = {"usual": {"runtime": self._default_runtime(environment)}}
+        found: dict[str, Mapping[str, Any]] = {"defaults": {"runtime": self._default_runtime(environment)}}
         if self._server is None:
             return found
         return found | {
@@ -187,9 +185,9 @@ class MainLoop:
         """The server that was given, or else the loop's own store, which holds what this loop has learned so far."""
         if self._server is not None:
             return self._server
-        if self._store is None:
-            self._store = make_own_server(self.agent.get_policy_parameters())
-        return self._store
+        if self._own_server is None:
+            self._own_server = make_own_server(self.agent.get_policy_parameters())
+        return self._own_server
 
     @classmethod
     def of(cls, resolved: ResolvedConfig) -> MainLoop:
@@ -235,7 +233,7 @@ class MainLoop:
 
     def run_single_episode(self) -> dict[str, Any]:
         """Play one episode, store it and run the updates that are due; return its return, length and losses."""
-        self._require_here("an episode of one's own")
+        self._require_here("a single episode")
         return self._play(1000)
 
     def _play(self, max_steps: int) -> dict[str, Any]:
@@ -262,7 +260,7 @@ class MainLoop:
         if self.replay_buffer is not None and self.replay_buffer.get_total_experiences():
             self.replay_buffer.save_buffers(chosen / "replay")
         self.agent.save_checkpoint(chosen / "agent")
-        server: Any = self._server or self._store
+        server: Any = self._server or self._own_server
         if hasattr(server, "save_checkpoint") and not hasattr(server, "url"):  # a remote server writes its own
             server.save_checkpoint(chosen / PARAMETERS_DIR)
         write_json(chosen / LOOP_FILE, {"episode": episode, "owed_updates": self._manual_trainer.pending_updates})
@@ -323,13 +321,13 @@ class MainLoop:
         runtimes.join(config.runtime)
         plan = self._plan(config.model_copy(update={"init_from": self._init_from}))
         agent = self._parts()[1]
-        about = init_from_run(self._init_from, agent, plan) if self._init_from is not None else {}
+        origin = init_from_run(self._init_from, agent, plan) if self._init_from is not None else {}
         if self._server is not None:
             agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)
             load_server_parameters(agent.agent, self._given_server().newer_than(POLICY, -1).arrays())
-        directory = RunDirectory.create(plan.config, self.sources, {**about, "spec": asdict(plan.spec)})
+        directory = RunDirectory.create(plan.config, self.sources, {**origin, "spec": asdict(plan.spec)})
         self._init_from = None
-        return self._live(plan, directory, observers)
+        return self._supervise_run(plan, directory, observers)
 
     def go_on(
         self, directory: RunDirectory, observers: Sequence[Observer] = (), *, commands_after: int | None = None
@@ -342,12 +340,12 @@ class MainLoop:
         self._commands_after = directory.store.newest(COMMANDS) if commands_after is None else commands_after
         plan = self._plan(self.config)
         if directory.store.status().state == PENDING:
-            directory.settle(plan.config, plan.spec)
+            directory.write_resolved(plan.config, plan.spec)
         else:
-            plan = self._from_newest(plan, directory)
-        return self._live(plan, directory, observers)
+            plan = self._plan_from_newest(plan, directory)
+        return self._supervise_run(plan, directory, observers)
 
-    def _live(self, plan: Plan, directory: RunDirectory, observers: Sequence[Observer]) -> RunResult:
+    def _supervise_run(self, plan: Plan, directory: RunDirectory, observers: Sequence[Observer]) -> RunResult:
         self._directory = directory
         self._running = True
         directory.reserve()
@@ -357,7 +355,7 @@ class MainLoop:
                 for _ in range(plan.config.restarts):
                     if outcome.fault is None or outcome.reason not in RETRYABLE_REASONS:
                         break
-                    plan = self._from_newest(plan, directory)
+                    plan = self._plan_from_newest(plan, directory)
                     self._commands_after = self._supervisor.commands_after if self._supervisor else self._commands_after
                     outcome, view = self._supervise(plan, directory, interrupts, observers)
                 interrupts.ignore()
@@ -387,9 +385,9 @@ class MainLoop:
                 "params.deltas is for a parameter server that takes deltas: give the loop that server, or leave it out"
             )
         if self._server is not None and not capabilities_of(config.runtime).hosts_learner:
-            able = " or ".join(map(repr, runtimes_with("hosts_learner")))
+            supported = " or ".join(map(repr, runtimes_with("hosts_learner")))
             raise ConfigError(
-                f"a parameter server works in this process, and runtime {config.runtime!r} has its own: use {able}, or "
+                f"a parameter server works in this process, and runtime {config.runtime!r} has its own: use {supported}, or "
                 "DistributedMainLoop for several machines"
             )
         require_memory(plan.config, plan.spec, replay=self.replay_buffer is None)
@@ -437,7 +435,7 @@ class MainLoop:
         own_store = plan.config.by_gradients and self._server is None
         return self._may_host_learner and not own_store and plan.can_host_learner
 
-    def _from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
+    def _plan_from_newest(self, plan: Plan, directory: RunDirectory) -> Plan:
         """Return the plan from the newest intact checkpoint, or from the beginning if there is none; logs an event."""
         checkpoint, damaged = latest_intact_checkpoint(directory)
         number = checkpoint.number if checkpoint else None
@@ -455,14 +453,14 @@ class MainLoop:
     def _train_manually(
         self, run: ManualRun, given: tuple[int, int, int, int], callbacks: Sequence[Callable[[Any], object]]
     ) -> dict[str, Any]:
-        def look(progress: dict[str, Any]) -> bool:
-            told = {**progress, "episode": self.episode}
-            answers = [callback(told) for callback in callbacks]
-            return any(answer is True for answer in answers)
+        def on_progress(progress: dict[str, Any]) -> bool:
+            progress_now = {**progress, "episode": self.episode}
+            results = [callback(progress_now) for callback in callbacks]
+            return any(result is True for result in results)
 
         self._running = True
         try:
-            return run.run(given, self._play, lambda: self.save_checkpoint(self.episode), look) | {
+            return run.run(given, self._play, lambda: self.save_checkpoint(self.episode), on_progress) | {
                 "episode": self.episode
             }
         finally:
@@ -470,28 +468,28 @@ class MainLoop:
 
     def _sync_own_server(self) -> None:
         """Copy what was learned into the loop's own store, if that was created."""
-        if self._store is not None:
-            push_difference(self._store, self.agent.get_policy_parameters())
+        if self._own_server is not None:
+            push_difference(self._own_server, self.agent.get_policy_parameters())
 
     def _has_builtin_parts(self) -> bool:
         kinds = (DistributedEnvironment, DistributedAgent)
-        ours = all(isinstance(part, kind) for part, kind in zip((self.environment, self.agent), kinds, strict=True))
-        if ours and self.replay_buffer is not None:
+        builtin = all(isinstance(part, kind) for part, kind in zip((self.environment, self.agent), kinds, strict=True))
+        if builtin and self.replay_buffer is not None:
             from steppe.replay import ReplayBufferPool as Pool
 
-            ours = isinstance(self.replay_buffer, Pool)
-        if ours and self._server is not None:
+            builtin = isinstance(self.replay_buffer, Pool)
+        if builtin and self._server is not None:
             from steppe.params.client import ParameterClient
             from steppe.params.server import ParameterServer
 
-            ours = isinstance(self._server, ParameterServer | ParameterClient)
-        return ours
+            builtin = isinstance(self._server, ParameterServer | ParameterClient)
+        return builtin
 
     def _parts(self) -> tuple[DistributedEnvironment, DistributedAgent]:
         """Return the built-in environment and agent. Raises UsageError for a user's own parts, which have no plan."""
         environment, agent = self.environment, self.agent
         if not isinstance(environment, DistributedEnvironment) or not isinstance(agent, DistributedAgent):
-            raise UsageError("parts of your own are played by hand: use run_training or run_single_episode")
+            raise UsageError("your own parts are trained manually: use run_training or run_single_episode")
         return environment, agent
 
     def _given_server(self) -> Any:

@@ -44,11 +44,11 @@ def founded(config, path) -> KafkaBoard:
     made = resolve_config(("test", given)).config.model_copy(update={"kafka": config})
     ensure_topics(KafkaConnection(config, "demo"))
     directory = RunDirectory.create(made, {}, {"id": "demo"})
-    charter = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
+    manifest = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
     directory.release()
     directory.store.close()
     board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
-    charter.post(board)
+    manifest.post(board)
     return board
 
 

@@ -76,11 +76,11 @@ class Roles:
         self._connection = KafkaConnection(config, "demo")
         ensure_topics(self._connection)
         directory = RunDirectory.create(made, {}, {"id": "demo"})
-        charter = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
+        manifest = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
         directory.release()
         directory.store.close()
         self.board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
-        charter.post(self.board)
+        manifest.post(self.board)
 
     def told(self, *, published):
         """The commands in the topic: those that a service carries out itself, or those for the roles."""

@@ -111,7 +111,7 @@ def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
     handle._plan = SimpleNamespace(num_writers=4, config=SimpleNamespace(mode="async"))
     supervisor = SimpleNamespace(handle=handle)
     refusal = Supervisor._scale(supervisor, 3)
-    assert refusal == "no Kafka broker answers at 127.0.0.1:9: ask again when one does"
+    assert refusal == "no Kafka broker answers at 127.0.0.1:9: try again when one does"
     assert handle._num_actors == 1
 
 

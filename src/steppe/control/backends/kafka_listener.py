@@ -145,8 +145,8 @@ class StartCommandListener(PeriodicTask):
     def _execute(self, run: str, record: Mapping[str, Any], issuer: str) -> str | None:
         """Return None if the run was started, otherwise the reason why not."""
         directory, database, key = self._directory(run), self._service.database, f"kafka:{record.get('id')}"
-        charter = find_manifest(self._connection.config, wire_name(directory))
-        reason = stale_reason(record, directory.id, charter.generation if charter else 0, time.time())
+        manifest = find_manifest(self._connection.config, wire_name(directory))
+        reason = stale_reason(record, directory.id, manifest.generation if manifest else 0, time.time())
         if reason is not None:
             return reason
         if database.claim_idempotency_key(key, run) is not None:

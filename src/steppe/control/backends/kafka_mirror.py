@@ -70,15 +70,15 @@ class KafkaMirror(PeriodicTask):
         if self._dead_letters is not None:
             self._dead_letters.progress()
 
-    def _joined(self, charter: RunManifest | None = None) -> KafkaBoard | None:
+    def _joined(self, manifest: RunManifest | None = None) -> KafkaBoard | None:
         """Join the run of the newest manifest: a restarted run is a different one on Kafka."""
         self._leave()
-        self.manifest = charter or find_manifest(self._config, self.run)
+        self.manifest = manifest or find_manifest(self._config, self.run)
         if self.manifest is None:
             return None
         connection = self.manifest.connection(self._config)
         self._dead_letters = DeadLetterQueue(connection, ROLE, self._note)
-        num_actors = self.manifest.order.plan().num_writers
+        num_actors = self.manifest.launch_spec.plan().num_writers
         board = KafkaBoard(connection, ROLE, self._refuse, num_actors)
         self._commands = board.end(COMMANDS)
         self.newest_command = newest_control_command(connection) or MANIFEST
