@@ -186,7 +186,7 @@ def test_checkpoints_hold_every_shelf(name, tmp_path):
     with shelves_of(name) as (_, memory):
         memory.restore(checkpoints.latest().state["memory"])
         require_same(learn(memory, again, rounds=30, seed=9), calm)
-    with shelves_of(name, count=2) as (_, memory), pytest.raises(UsageError, match="lies in 3 roles, not 2"):
+    with shelves_of(name, count=2) as (_, memory), pytest.raises(UsageError, match="is in 3 roles, not 2"):
         memory.restore(checkpoints.latest().state["memory"])
 
 

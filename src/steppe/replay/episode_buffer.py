@@ -146,7 +146,7 @@ class GlobalBuffer:
         batch_size = self.batch_size if batch_size is None else batch_size
         if batch_size not in self._sequence_buffers:
             self._require_room(batch_size)
-            self._sequence_buffers[batch_size] = self._replay.room(batch_size)
+            self._sequence_buffers[batch_size] = self._replay.batch_buffer(batch_size)
         drawn = self._replay.draw(self._stream, self._sequence_buffers[batch_size], self.beta)
         first = {name: drawn.columns[name] for name in LEADING_COLUMNS}
         return Batch({**first, **drawn.columns}, drawn.weights, drawn.indices)

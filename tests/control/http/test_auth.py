@@ -150,7 +150,7 @@ def test_a_link_signs_in_once_and_in_time(keys, clock):
     cookie = keys.sign_in(first)
     assert cookie is not None
     assert keys.sign_in(first) is None
-    assert keys.sign_in("never sampled") is None
+    assert keys.sign_in("never given out") is None
     clock.wall_s += 0.5
     assert keys.sign_in(second) is None, "it is too late"
     body, _, signature = cookie.rpartition(".")

@@ -86,7 +86,7 @@ def run_standalone_role(
     free index.
     """
     signals, endpoint = StopSignals(), endpoint or RoleEndpoint(run, kind)
-    endpoint.send_note("begins")
+    endpoint.log_event("begins")
     manifest = _find_manifest_with_retry(config, run, signals)
     if manifest is None and kind == "learner" and resolved is not None:
         manifest = _create_run(config, run, resolved)
@@ -97,7 +97,7 @@ def run_standalone_role(
         time.sleep(POLL_INTERVAL_S)
         manifest = _find_manifest_with_retry(config, run, signals)
     _StandaloneRole(kind, config, manifest, signals, endpoint).run(index)
-    endpoint.send_note("ends", asked=signals.stopped)
+    endpoint.log_event("ends", asked=signals.stopped)
 
 
 def _find_manifest_with_retry(config: KafkaConfig, run: str, signals: StopSignals) -> RunManifest | None:
@@ -211,7 +211,7 @@ class _StandaloneRole:
             details = {"reason": fault.reason, "message": fault.message, "details": fault.details}
             event = EventReport(run=directory.id, kind="fault", role=fault.role, details=details)
             self._post(EVENTS, event.record())
-            self._endpoint.send_note("fault", **details)
+            self._endpoint.log_event("fault", **details)
             print(fault.details.get("traceback", ""), file=sys.stderr)
 
     def _post(self, topic: str, record: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ def _changed_hyperparameters(manifest: RunManifest, resolved: ResolvedConfig) ->
     changed = [
         key for key in given if key not in ("name", "run_dir", "runtime") and known.get(key) != requested.get(key)
     ]
-    fixed_names = {f"agent.{name}" for name in resolved.config.agent.requested}
+    fixed_names = {f"agent.{name}" for name in resolved.config.agent.fixed}
     others = [key for key in changed if not key.startswith("agent.") or key in fixed_names]
     if others:
         raise ConfigError(

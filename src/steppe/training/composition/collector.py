@@ -82,7 +82,7 @@ class Collector:
         handle.ask("actor", RESTART if restart else RUN)
         self._version += 1
         handle.weights.publish(POLICY, replace(weights, version=self._version))
-        while not (segments := self._rounds.add_step(self._version)):
+        while not (segments := self._rounds.take(self._version)):
             if faults := handle.faults():
                 raise to_exception(faults[0])
             handle.wait_for_segment(POLL_INTERVAL_S)
