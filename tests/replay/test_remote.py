@@ -169,7 +169,7 @@ def test_weights_are_those_of_the_law():
 
 
 @pytest.mark.parametrize("name", ["prioritized", "team"])
-def test_checkpoints_hold_every_shelf(name, tmp_path):
+def test_checkpoints_hold_every_shard(name, tmp_path):
     """Written by the shelves themselves, sharing what has not changed; whoever goes on from one draws what would have come."""
     checkpoints, actors = Checkpoints(tmp_path, keep=2), actors_of(name)
     with shelves_of(name) as (_, memory):

@@ -185,7 +185,7 @@ class TestRounds:
         segment_of(channel, 1, 1, version=1)
         assert names(rounds.take(1)) == [(0, 1), (1, 1)]
 
-    def test_who_comes_in_time_was_never_out(self):
+    def test_a_segment_in_time_keeps_its_actor_in_the_rounds(self):
         channel = LocalChannel(SPEC, 3, 4)
         rounds = RoundBatchPolicy(channel, 3)
         rounds.leave(1)

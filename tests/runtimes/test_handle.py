@@ -31,7 +31,7 @@ class Scripted:
             raise self.closing
 
 
-def test_everyone_has_one_step():
+def test_every_role_is_stepped_once():
     roles = [Scripted(name, ["work"]) for name in "abc"]
     scheduler = RoleScheduler(roles)
     assert scheduler.step()
@@ -44,7 +44,7 @@ def test_whether_anyone_did_anything():
     assert RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["work"])]).step()
 
 
-def test_who_is_done_is_closed_once_and_left_alone():
+def test_a_finished_role_is_closed_once_and_not_stepped_again():
     one, other = Scripted("a", ["done"]), Scripted("b", ["work"])
     scheduler = RoleScheduler([one, other])
     scheduler.step()
@@ -55,7 +55,7 @@ def test_who_is_done_is_closed_once_and_left_alone():
     assert scheduler.faults == []
 
 
-def test_who_raises_is_out_and_the_others_go_on():
+def test_a_role_that_raises_is_removed_and_the_others_continue():
     one, other = Scripted("a", [ValueError("broken")]), Scripted("b", ["work"])
     scheduler = RoleScheduler([one, other])
     assert scheduler.step()
@@ -82,7 +82,7 @@ def test_faults_are_in_the_order_they_came():
     assert [fault.role for fault in scheduler.faults] == ["b", "a"]
 
 
-def test_an_interrupt_is_nobodys_fault():
+def test_an_interrupt_is_not_recorded_as_a_fault():
     class Interrupted(Scripted):
         def step(self):
             raise KeyboardInterrupt

@@ -30,7 +30,7 @@ def planned(**settings: object) -> Plan:
 
 
 @pytest.mark.unit
-def test_there_is_a_seat_for_every_actor_that_may_come() -> None:
+def test_there_is_a_worker_slot_for_every_possible_actor() -> None:
     plan = planned()
     assert [worker_slot for worker_slot in plan.worker_slots() if worker_slot.startswith("actor")] == [
         "actor-0",
@@ -46,13 +46,13 @@ def test_there_is_a_seat_for_every_actor_that_may_come() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"flow.max_actors": 1, "actors": 2}, {"mode": "sync"}, {"runtime": "inline"}, {"flow.max_actors": 0}]
 )
-def test_seats_that_make_no_sense_are_refused(wrong: dict) -> None:
+def test_invalid_max_actors_is_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError, match="max_actors"):
         planned(**wrong)
 
 
 @pytest.mark.unit
-def test_one_place_is_dismissed_alone(tmp_path: Path) -> None:
+def test_dismissing_one_worker_slot_leaves_the_others_running(tmp_path: Path) -> None:
     control = ShmControl(tmp_path / "control", create=True, num_worker_slots=3)
     other = ShmControl(tmp_path / "control")
     control.dismiss(1)

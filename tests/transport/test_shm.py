@@ -209,7 +209,7 @@ class TestWeights:
 
 
 class TestSharedDirs:
-    def test_a_living_room_is_left_alone_and_a_dead_one_is_swept(self):
+    def test_only_directories_of_dead_processes_are_removed(self):
         with running(SHARED_DIR_HOLDER) as holder:
             kept = Path(holder.stdout.readline().strip())
             (kept / "channel").write_bytes(b"x")
@@ -221,7 +221,7 @@ class TestSharedDirs:
             remove_abandoned_dirs(kept.parent)
             assert not kept.exists()
 
-    def test_the_next_room_sweeps_the_last(self):
+    def test_a_new_directory_removes_abandoned_ones(self):
         with running(SHARED_DIR_HOLDER) as holder:
             left = Path(holder.stdout.readline().strip())
             holder.kill()
@@ -251,7 +251,7 @@ class TestSharedDirs:
         with pytest.raises(UsageError, match="shared memory are needed"):
             make_shared_dir(RUN, 2000)
 
-    def test_mappings_outlive_their_room(self):
+    def test_mappings_outlive_their_directory(self):
         shared_dir = make_shared_dir(RUN, 1)
         channel = ShmChannel(shared_dir, SPEC, RUN, 1, 1, create=True)
         remove_shared_dir(shared_dir)
@@ -277,7 +277,7 @@ class TestWakeupsAndControl:
         owner.close()
         visitor.close()
 
-    def test_words_cross_processes(self, shared_dir):
+    def test_commands_are_visible_in_other_processes(self, shared_dir):
         control = ShmControl(shared_dir / "control", create=True)
         assert control.get("manager") == 0
         finished(

@@ -113,12 +113,12 @@ class MemoryConformance:
         """Return a new memory for segments of `spec`."""
         raise NotImplementedError
 
-    def test_begins_hungry(self) -> None:
+    def test_an_empty_memory_wants_data(self) -> None:
         memory = self.make()
         assert memory.wants_data()
         assert not memory.ready()
 
-    def test_an_intake_of_nothing_changes_nothing(self) -> None:
+    def test_adding_no_segments_changes_nothing(self) -> None:
         memory = self.make()
         memory.add([])
         assert memory.wants_data()

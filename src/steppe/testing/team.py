@@ -69,7 +69,7 @@ class TeamConformance(WorldConformance):
         totals = np.where(np.isnan(journal.shares), 0.0, journal.shares).sum(axis=1)
         np.testing.assert_allclose(totals, [total for total, _ in journal.finished], atol=1e-9)
 
-    def test_nobody_hears_who_is_not_there(self) -> None:
+    def test_absent_agents_receive_and_send_no_messages(self) -> None:
         world = self.make_world(self.num_envs, 0)
         obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         world.reset(obs)

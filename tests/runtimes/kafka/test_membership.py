@@ -74,7 +74,7 @@ def rounds():
     return channel, RoundBatchPolicy(channel, 2)
 
 
-def test_who_joins_and_who_takes_a_place(rounds):
+def test_joining_and_replacing_actors_are_reported(rounds):
     scene = Scene(rounds[1])
     scene.kafka_reader.joined.extend([(0, False), (1, False), (1, True)])
     events = scene.update()
@@ -86,7 +86,7 @@ def test_who_joins_and_who_takes_a_place(rounds):
     assert scene.update() == []
 
 
-def test_a_member_that_is_missing_is_told_once(rounds):
+def test_a_missing_member_is_reported_once(rounds):
     channel, batch_policy = rounds
     scene = Scene(batch_policy, replan_s=0.0)
     send(channel, "conformance", 0, 0)
@@ -154,7 +154,7 @@ def test_the_round_waits(why, rounds):
     assert batch_policy.members == {0, 1}
 
 
-def test_a_goodbye_is_no_sign_of_life(rounds):
+def test_a_report_of_the_state_stopped_is_no_heartbeat(rounds):
     channel, batch_policy = rounds
     scene = Scene(batch_policy)
     send(channel, "conformance", 0, 0)

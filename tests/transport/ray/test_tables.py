@@ -125,7 +125,7 @@ def test_one_that_asks_in_place_of_another_before_there_is_a_table(calls):
     assert first.begin(2, local) is None, "it was dismissed"
 
 
-def test_a_keeper_that_ends_lets_everyone_go(calls):
+def test_closing_the_owner_unblocks_all_workers(calls):
     calls.make()
     table = calls.worker()
     table.begin(0, np.zeros((STATES, WORKERS), np.float32))
@@ -135,7 +135,7 @@ def test_a_keeper_that_ends_lets_everyone_go(calls):
     assert len(calls.owner.request(0, 0, np.zeros(64, np.uint8))) == 0
 
 
-def test_what_fails_at_the_keeper_is_raised_at_the_worker():
+def test_an_error_of_the_owner_is_raised_at_the_worker():
     table, failed = RayTable(lambda: None, owns_table=False), Future()
     failed.set_exception(ArithmeticError("this table has an edge"))
     table.call = lambda *_: SimpleNamespace(future=lambda: failed)
