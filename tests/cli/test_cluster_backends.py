@@ -90,7 +90,7 @@ def test_every_mpi_rank_is_a_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "ranks", "said"),
     [
-        (["node", "--node-id", "two"], 1, "the MPI world has 1 ranks, and the cluster 2 nodes: say mpiexec -n 2"),
+        (["node", "--node-id", "two"], 1, "the MPI world has 1 ranks, and the cluster 2 nodes: use mpiexec -n 2"),
         (["node"], 3, "the MPI world has 3 ranks"),
         (["params", "serve"], 1, "the first node starts the server"),
         (["params", "status"], 1, "from within only"),

@@ -149,11 +149,11 @@ def test_a_node_serves_trains_and_says_what_the_cluster_did() -> None:
         ({"cluster_config": None}, "cluster_config is required"),
         ({"cluster_config": {}}, "cluster.parameter_server is required"),
         ({"cluster_config": {"parameter_servr": "h:1"}}, "Did you mean 'parameter_server'"),
-        ({"cluster_config": {"parameter_server": "h:1", "node_id": "b"}}, "say it in one place only"),
+        ({"cluster_config": {"parameter_server": "h:1", "node_id": "b"}}, "set it in one place only"),
         ({"cluster_config": {"parameter_server": "h:1", "nodes": ["b"]}}, "no node 'a'"),
         (
             {"cluster_config": {"parameter_server": "h:1"}, "param_server": ParameterClient},
-            "the cluster meets at grpc://h:1",
+            "the cluster's server is at grpc://h:1",
         ),
         ({"cluster_config": {"parameter_server": "h:1"}, "param_server": 3}, "param_server"),
         (

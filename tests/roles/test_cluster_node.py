@@ -161,8 +161,8 @@ def test_deltas_are_averaged_by_their_updates_and_everyone_has_the_result() -> N
         np.testing.assert_array_equal(flat(one.agent), begin)
         nudge(one.agent, 0.3)
         nudge(two.agent, 0.6)
-        assert not one.learned(Learned(1)), "it is not time yet"
-        in_threads(lambda: one.learned(Learned(1)), lambda: two.learned(Learned(1)))
+        assert not one.count_update(Learned(1)), "it is not time yet"
+        in_threads(lambda: one.count_update(Learned(1)), lambda: two.count_update(Learned(1)))
         np.testing.assert_allclose(flat(one.agent), begin + 0.4, rtol=1e-5, atol=1e-6)  # (2 · 0.3 + 1 · 0.6) / 3
         np.testing.assert_array_equal(flat(one.agent), flat(two.agent))
         assert one.version == two.version == server.version == 1

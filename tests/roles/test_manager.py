@@ -205,7 +205,7 @@ class TestTheEnd:
         assert bench.judged == [0]
         assert beats == [1], "each time the judge asks whether to go on, which is before every step"
 
-    def test_closing_closes_judge_and_archive(self):
+    def test_closing_closes_evaluator_and_archive(self):
         bench = Bench()
         bench.publish(0, env_steps=100)
         bench.manager.close()

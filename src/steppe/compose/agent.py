@@ -80,23 +80,23 @@ class DistributedAgent:
         config: AgentConfig | Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
-        given = {
+        arguments = {
             "learning_rate": learning_rate,
             "batch_size": batch_size,
             "update_frequency": update_frequency,
             "target_update_frequency": target_update_frequency,
         }
         self.algo = algorithm_name(algorithm)
-        self.config, decided = resolve_agent_config(algorithm, given, config)
+        self.config, decided = resolve_agent_config(algorithm, arguments, config)
         self.device, self.seed = choose_device(device, use_gpu=use_gpu), seed
         self.decided = {f"agent.{name}": value for name, value in decided.items()} | {"algo": self.algo}
         self.decided |= {"device": self.device} | ({} if seed is None else {"seed": seed})
         self._agent: Agent | None = algorithm if isinstance(algorithm, Agent) else None
-        self._world: DistributedEnvironment | EnvSpec | None = None
+        self._environment: DistributedEnvironment | EnvSpec | None = None
         self._source: RunDirectory | None = None  # a run whose weights are loaded at the next use
-        self._env_steps, self._paid_steps, self._num_shuffles = 0, 0.0, 0
+        self._env_steps, self._credited_steps, self._num_shuffles = 0, 0.0, 0
         self._total_steps: int | None = None
-        self._tally = _LearningStats()
+        self._stats = _LearningStats()
         self._run: Any = None  # the view of a loop's newest run
         self._runs = dict(_NO_RUNS)  # of the runs before it, since the last reset
 
@@ -114,14 +114,14 @@ class DistributedAgent:
         for tables.
         """
         if isinstance(environment_or_spec, DistributedEnvironment):
-            world = environment_or_spec.config
-            if world.observations is None and self.config.observations != "values":
-                environment_or_spec.settle(world.model_copy(update={"observations": self.config.observations}))
-        if self._world is not None and self.built and _spec(environment_or_spec) != self.spec:
+            environment = environment_or_spec.config
+            if environment.observations is None and self.config.observations != "values":
+                environment_or_spec.settle(environment.model_copy(update={"observations": self.config.observations}))
+        if self._environment is not None and self.built and _spec(environment_or_spec) != self.spec:
             raise UsageError(
-                f"this agent was built for {self.spec.id}: make another DistributedAgent for another world"
+                f"this agent was built for {self.spec.id}: make another DistributedAgent for another environment"
             )
-        self._world = environment_or_spec
+        self._environment = environment_or_spec
         return self
 
     def settle(self, config: AgentConfig, seed: int, total_steps: int | None = None) -> None:
@@ -141,11 +141,11 @@ class DistributedAgent:
     @property
     def spec(self) -> EnvSpec:
         """The spec of the environment that the agent is bound to."""
-        if self._world is None:
+        if self._environment is None:
             raise UsageError(
-                "this agent has not met a world yet: call bind(environment) first, or give it to a MainLoop"
+                "this agent is not bound to an environment yet: call bind(environment) first, or give it to a MainLoop"
             )
-        return _spec(self._world)
+        return _spec(self._environment)
 
     @property
     def agent(self) -> Agent:
@@ -153,9 +153,11 @@ class DistributedAgent:
         if self._agent is None:
             from steppe.algorithms import make_agent
 
-            spec, world = self.spec, self._world
+            spec, environment = self.spec, self._environment
             workers = (
-                (world.num_workers, world.envs_per_worker) if isinstance(world, DistributedEnvironment) else (1, None)
+                (environment.num_workers, environment.envs_per_worker)
+                if isinstance(environment, DistributedEnvironment)
+                else (1, None)
             )
             self.config, _ = self.config.resolve_defaults(spec, *workers)
             seed, device = seeding.integer_seed(self.seed or 0, "agent"), self.device
@@ -171,7 +173,7 @@ class DistributedAgent:
 
     def recipe(self, environment: DistributedEnvironment) -> PolicySnapshot:
         """Return what workers in that environment need to act; bind the agent to it if it is unbound."""
-        if self._world is None:
+        if self._environment is None:
             self.bind(environment)
         weights = self.agent.weights()  # first: building the agent resolves the defaults of its configuration
         return PolicySnapshot(self.algo, self.config, weights)
@@ -183,15 +185,15 @@ class DistributedAgent:
         batch has `indices`. On-policy agents take a rollout [T, B], or flat transitions in order with logp and value.
         Agents that learn from sequences take time windows as `GlobalBuffer.get_batch` samples them.
         """
-        given = _columns(batch)
+        arguments = _columns(batch)
         with temporary_torch_settings(THREADS, self.config):
             if self.config.memory == "rollout":
-                return self._learn_rollout(given)
-            checked_batch = self._replay_batch(given)  # first: a batch that is refused must change nothing
+                return self._learn_rollout(arguments)
+            checked_batch = self._replay_batch(arguments)  # first: a batch that is refused must change nothing
             in_windows = self.config.memory == "sequences"
             rows = int(np.count_nonzero(checked_batch["learn"])) if in_windows else len(checked_batch["reward"])
-            drawn = rows if in_windows else self._batch_size()
-            self._advance_steps(drawn / float(getattr(self.config, "samples_per_insert", 1.0)))
+            sampled_rows = rows if in_windows else self._batch_size()
+            self._advance_steps(sampled_rows / float(getattr(self.config, "samples_per_insert", 1.0)))
             return self._learn(checked_batch, rows)
 
     def update_policy(self, experiences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -223,10 +225,10 @@ class DistributedAgent:
 
     def compute_gradients(self, batch: Mapping[str, Any] | Batch) -> dict[str, np.ndarray]:
         """Return the gradient of the loss on a batch by parameter, unclipped; the weights do not change."""
-        agent, given = self.agent, _columns(batch)
+        agent, arguments = self.agent, _columns(batch)
         with temporary_torch_settings(THREADS, self.config):
             gradient = agent.gradients(
-                self._rollout(given) if self.config.memory == "rollout" else self._replay_batch(given)
+                self._rollout(arguments) if self.config.memory == "rollout" else self._replay_batch(arguments)
             )
         return named_gradient(agent.weights(), gradient)
 
@@ -235,7 +237,7 @@ class DistributedAgent:
         agent = self.agent
         with temporary_torch_settings(THREADS, self.config):
             agent.apply(flat_gradient(agent.weights(), gradients))
-        self._tally.updates += 1
+        self._stats.updates += 1
 
     def evaluate_policy(self, num_episodes: int = 10, *, seed: int = 0, explore: bool = False) -> dict[str, Any]:
         """Play whole episodes in fresh environments with a copy of the policy: learning is not affected."""
@@ -243,13 +245,18 @@ class DistributedAgent:
 
         if num_episodes < 1:
             raise ConfigError(f"num_episodes={num_episodes}: must be at least 1")
-        weights, world = self.agent.weights(), self._world
-        if not isinstance(world, DistributedEnvironment):
+        weights, environment = self.agent.weights(), self._environment
+        if not isinstance(environment, DistributedEnvironment):
             raise UsageError(
                 "only an agent that is bound to a DistributedEnvironment can be evaluated: bind(environment)"
             )
-        about: dict[str, Any] = {"env": world.env, "algo": self.algo, "environment": world.config, "agent": self.config}
-        config = RunConfig(**about, mode="sync", seed=seed)
+        settings: dict[str, Any] = {
+            "env": environment.env,
+            "algo": self.algo,
+            "environment": environment.config,
+            "agent": self.config,
+        }
+        config = RunConfig(**settings, mode="sync", seed=seed)
         evaluation = evaluate_weights(config, self.spec, weights, episodes=num_episodes, explore=explore)
         return evaluation_summary(evaluation)
 
@@ -257,7 +264,7 @@ class DistributedAgent:
         """Write weights, optimizer and everything else that the next update depends on into the directory `path`."""
         agent = self.agent
         state = {"agent": agent.state(), "algo": self.algo, "spec": asdict(self.spec)}
-        counters = {"env_steps": self._env_steps, "paid_steps": self._paid_steps, "shuffles": self._num_shuffles}
+        counters = {"env_steps": self._env_steps, "paid_steps": self._credited_steps, "shuffles": self._num_shuffles}
         Checkpoints(Path(path), 1).save(agent.weights(), state, counters)
 
     def load_checkpoint(self, path: str | Path) -> None:
@@ -267,12 +274,12 @@ class DistributedAgent:
             raise RunNotFound(f"{path} holds no checkpoint of an agent")
         if found.state.get("algo") != self.algo:
             raise UsageError(f"{path} is a checkpoint of {found.state.get('algo')!r}, but this agent is {self.algo!r}")
-        if self._world is None:
+        if self._environment is None:
             self.bind(EnvSpec.from_record(found.state["spec"]))
         self.agent.load(found.weights)
         self.agent.restore(found.state["agent"])
         counters = found.counters
-        self._env_steps, self._paid_steps, self._num_shuffles = (counters[name] for name in _COUNTERS)
+        self._env_steps, self._credited_steps, self._num_shuffles = (counters[name] for name in _COUNTERS)
 
     def follow_run(self, run: Any) -> None:
         """Include a loop's run in the statistics from now on, during the run and afterwards."""
@@ -290,26 +297,26 @@ class DistributedAgent:
         `updates` and `env_steps` include those of loops' runs, running or ended; their curves are in the runs' own
         records. `episodes` are those of the runs alone.
         """
-        tally, runs = self._tally, self._counted_runs()
+        stats, runs = self._stats, self._counted_runs()
         return {
             "algorithm": self.algo,
-            "batches": tally.batches,
-            "updates": tally.updates + runs["updates"],
-            "experiences": tally.experiences,
+            "batches": stats.batches,
+            "updates": stats.updates + runs["updates"],
+            "experiences": stats.experiences,
             "env_steps": max(self._env_steps, runs["env_steps"]),
             "episodes": runs["episodes"],
-            "means": {name: total / tally.batches for name, total in tally.sums.items()} if tally.batches else {},
-            "last": dict(tally.last),
+            "means": {name: total / stats.batches for name, total in stats.sums.items()} if stats.batches else {},
+            "last": dict(stats.last),
         }
 
     def reset_training_stats(self) -> None:
         """Reset the statistics; what was learned stays."""
-        self._tally, self._run, self._runs = _LearningStats(), None, dict(_NO_RUNS)
+        self._stats, self._run, self._runs = _LearningStats(), None, dict(_NO_RUNS)
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:
         """Continue from the end of a run; its weights are loaded when they are first needed."""
         self.config = plan.config.agent
-        if directory.result.exists() or Checkpoints(directory.checkpoints, run=directory.key).latest(whole=False):
+        if directory.result.exists() or Checkpoints(directory.checkpoints, run=directory.key).latest(check_rows=False):
             self._source = directory
 
     def observe(self, experiences: Sequence[Mapping[str, Any]]) -> None:
@@ -317,7 +324,7 @@ class DistributedAgent:
         self.require_steps()
         with temporary_torch_settings(THREADS, self.config):
             self._observe(to_segment(stack_experiences(experiences), self.spec, self.config.columns(self.spec)))
-        self._paid_steps += len(experiences)
+        self._credited_steps += len(experiences)
 
     def require_steps(self) -> None:
         """Raise UsageError unless this agent can learn from steps as `generate_experiences` returns them."""
@@ -339,7 +346,7 @@ class DistributedAgent:
 
     def _learn(self, batch: Batch, experiences: int | None = None) -> dict[str, Any]:
         learned = self.agent.learn(batch)
-        self._tally.add(learned, len(batch["reward"]) if experiences is None else experiences)
+        self._stats.add(learned, len(batch["reward"]) if experiences is None else experiences)
         metrics: dict[str, Any] = {**learned.stats, "updates": learned.updates}
         return metrics if batch.indices is None else metrics | {"priorities": learned.priorities}
 
@@ -353,17 +360,17 @@ class DistributedAgent:
 
         Steps that `observe` already counted are not counted twice.
         """
-        unpaid = steps - self._paid_steps
-        self._paid_steps = max(0.0, -unpaid)
-        if unpaid <= 0:
+        uncredited = steps - self._credited_steps
+        self._credited_steps = max(0.0, -uncredited)
+        if uncredited <= 0:
             return
-        self._env_steps += max(1, round(unpaid))
+        self._env_steps += max(1, round(uncredited))
         agents = self.spec.num_agents
         extras = self.config.columns(self.spec)
         spec = SegmentSpec(1, agents, self.spec.obs, self.spec.action.field, extras, num_agents=agents)
-        nothing = Segment.blank(spec)  # no valid row
-        nothing.header = SegmentHeader("", 0, 0, 0, 0)
-        self.agent.observe(nothing, Progress(self._env_steps, self._total_steps))
+        empty_segment = Segment.blank(spec)  # no valid row
+        empty_segment.header = SegmentHeader("", 0, 0, 0, 0)
+        self.agent.observe(empty_segment, Progress(self._env_steps, self._total_steps))
 
     def _rollout(self, batch: Mapping[str, Any]) -> Batch:
         segment = to_segment(batch, self.spec, self.config.columns(self.spec))
@@ -391,5 +398,5 @@ def _columns(batch: Mapping[str, Any] | Batch) -> Mapping[str, Any]:
     return batch
 
 
-def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:
-    return world if isinstance(world, EnvSpec) else world.spec
+def _spec(environment: DistributedEnvironment | EnvSpec) -> EnvSpec:
+    return environment if isinstance(environment, EnvSpec) else environment.spec

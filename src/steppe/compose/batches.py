@@ -27,9 +27,11 @@ def stack_experiences(experiences: Sequence[Mapping[str, Any]]) -> Columns:
     if not experiences:
         raise UsageError("there are no experiences to learn from")
     keys = experiences[0].keys()
-    odd = next((number for number, experience in enumerate(experiences) if experience.keys() != keys), None)
-    if odd is not None:
-        raise UsageError(f"experience {odd} has the keys {', '.join(experiences[odd])}, not {', '.join(keys)}")
+    different = next((number for number, experience in enumerate(experiences) if experience.keys() != keys), None)
+    if different is not None:
+        raise UsageError(
+            f"experience {different} has the keys {', '.join(experiences[different])}, not {', '.join(keys)}"
+        )
     return {key: _stacked(key, [experience[key] for experience in experiences]) for key in keys}
 
 
@@ -72,14 +74,16 @@ def to_sequence_batch(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[Fie
     rows, count = reward.shape[:2]
     following = FieldSpec("following", (), "int64", below=(rows,))
     states = [field for field in extras if field.name == "hidden"]
-    everybody = {"live": np.ones((rows, count, *team), bool)} if team and "live" not in batch else {}
-    batch = {**batch, **everybody}
-    wanted = [(field, (rows, count, *team)) for field in (obs, action, REWARD, TERMINATED, *_comm_mask_fields(extras))]
-    wanted += [(FieldSpec("live", (), "bool"), (rows, count, *team))] if team else []
-    wanted += [(field, (rows, count)) for field in (DISCOUNT, following, VALID, LEARN)]
-    wanted += [(field, (count, *team)) for field in states]
+    all_present = {"live": np.ones((rows, count, *team), bool)} if team and "live" not in batch else {}
+    batch = {**batch, **all_present}
+    expected = [
+        (field, (rows, count, *team)) for field in (obs, action, REWARD, TERMINATED, *_comm_mask_fields(extras))
+    ]
+    expected += [(FieldSpec("live", (), "bool"), (rows, count, *team))] if team else []
+    expected += [(field, (rows, count)) for field in (DISCOUNT, following, VALID, LEARN)]
+    expected += [(field, (count, *team)) for field in states]
     columns: Columns = {}
-    for field, leading in wanted:
+    for field, leading in expected:
         column = as_column(_require_key(batch, field.name), field.name, field.dtype)
         require_shape(column, field.name, (*leading, *field.shape))
         require_values(column, field.name, field)
@@ -140,11 +144,11 @@ def to_segment(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec,
 
 def _find_discontinuities(obs: np.ndarray, next_obs: np.ndarray, episode: np.ndarray | None) -> np.ndarray:
     """Mark the rows whose successor does not start with their `next_obs`."""
-    seams = np.zeros(len(obs), bool)
-    seams[:-1] = (obs[1:] != next_obs[:-1]).any(axis=tuple(range(1, obs.ndim)))
+    breaks = np.zeros(len(obs), bool)
+    breaks[:-1] = (obs[1:] != next_obs[:-1]).any(axis=tuple(range(1, obs.ndim)))
     if episode is not None:
-        seams[:-1] |= episode[1:] != episode[:-1]
-    return seams
+        breaks[:-1] |= episode[1:] != episode[:-1]
+    return breaks
 
 
 def _segment_from_columns(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> Segment:
@@ -154,10 +158,10 @@ def _segment_from_columns(batch: Mapping[str, Any], spec: EnvSpec, extras: tuple
         raise UsageError(f"a rollout has columns [T, B, …], T and B at least 1, but 'reward' has shape {shape}")
     segment = Segment.blank(SegmentSpec(shape[0], shape[1], *spec.fields, extras))
     for field in segment.spec.fields:
-        wanted = segment[field.name]
-        given = as_column(_require_key(batch, field.name), field.name, wanted.dtype)
-        require_shape(given, field.name, wanted.shape)
-        wanted[...] = given
+        expected = segment[field.name]
+        given = as_column(_require_key(batch, field.name), field.name, expected.dtype)
+        require_shape(given, field.name, expected.shape)
+        expected[...] = given
     require_segment(segment)
     segment.header = SegmentHeader("", 0, 0, 0, 0)
     return segment
@@ -176,11 +180,11 @@ def _column(batch: Mapping[str, Any], field: FieldSpec, rows: int | None = None,
     """Return a column of flat transitions by its key (default: the field's name); requires at least one row."""
     name = name or field.name
     given = as_column(_require_key(batch, name), name, field.dtype)
-    wanted = len(given) if rows is None and given.ndim else rows or 0
-    if not field.shape and given.shape == (wanted, 1):  # accept scalars of shape (1,)
-        given = given.reshape(wanted)
-    require_shape(given, name, (wanted, *field.shape))
-    if not wanted:
+    expected = len(given) if rows is None and given.ndim else rows or 0
+    if not field.shape and given.shape == (expected, 1):  # accept scalars of shape (1,)
+        given = given.reshape(expected)
+    require_shape(given, name, (expected, *field.shape))
+    if not expected:
         raise UsageError(f"{name!r} has no rows to learn from")
     return given
 

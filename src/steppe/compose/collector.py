@@ -59,11 +59,11 @@ class Collector:
     """The actors of one policy, and all resources that must be released with them."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec, *, runtime: str | None) -> None:
-        self._room = Path(tempfile.mkdtemp(prefix="steppe-workers-"))
+        self._temporary_dir = Path(tempfile.mkdtemp(prefix="steppe-workers-"))
         self._handle: CollectorHandle | None = None
         self._version = -1
         try:
-            config = config.model_copy(update={"run_dir": self._room / "workers"})
+            config = config.model_copy(update={"run_dir": self._temporary_dir / "workers"})
             self.plan = _make_actor_plan(config, spec, runtime)
             self._directory = RunDirectory.create(self.plan.config, {}, {"passing": True})
             self._handle = _launch(self.plan, self._directory)
@@ -105,7 +105,7 @@ class Collector:
                 self._directory.store.close()
                 self._directory.release()
         finally:
-            shutil.rmtree(self._room, ignore_errors=True)
+            shutil.rmtree(self._temporary_dir, ignore_errors=True)
 
 
 def _make_actor_plan(config: RunConfig, spec: EnvSpec, runtime: str | None) -> Plan:
@@ -127,26 +127,26 @@ def _launch(plan: Plan, directory: RunDirectory) -> CollectorHandle:
 class EnvTrajectory:
     """Steps of one environment of one actor, or of one agent in it, across segments."""
 
-    wanted: int
+    num_episodes: int
     episodes: list[list[Experience]] = field(default_factory=list)
     current: list[Experience] = field(default_factory=list)
     truncated_by_limit: bool = False  # the caller's limit cut the episode, which continues unrecorded until it ends
 
     @property
     def needs_more(self) -> bool:
-        return len(self.episodes) < self.wanted
+        return len(self.episodes) < self.num_episodes
 
-    def take(self, step: Experience, limit: int) -> None:
+    def add_step(self, step: Experience, limit: int) -> None:
         """Add the next valid step of this environment."""
-        over = bool(step["terminated"] or step["truncated"])
+        ended = bool(step["terminated"] or step["truncated"])
         if self.truncated_by_limit or not self.needs_more:
-            self.truncated_by_limit = self.truncated_by_limit and not over
+            self.truncated_by_limit = self.truncated_by_limit and not ended
             return
         self.current.append(step)
-        if not over and len(self.current) >= limit:
+        if not ended and len(self.current) >= limit:
             step["truncated"] = np.bool_(True)
             self.truncated_by_limit = True
-        if over or self.truncated_by_limit:
+        if ended or self.truncated_by_limit:
             self.episodes.append(self.current)
             self.current = []
 
@@ -158,45 +158,45 @@ def collect_episodes(
 
     `weights` is called before every round.
     """
-    num_lanes = collector.plan.config.actors * collector.plan.num_rows
-    shares = [num_episodes // num_lanes + (lane < num_episodes % num_lanes) for lane in range(num_lanes)]
-    lanes = [EnvTrajectory(share) for share in shares]
+    num_envs = collector.plan.config.actors * collector.plan.num_rows
+    quotas = [num_episodes // num_envs + (trajectory < num_episodes % num_envs) for trajectory in range(num_envs)]
+    trajectories = [EnvTrajectory(quota) for quota in quotas]
     restart = True
-    while any(lane.needs_more for lane in lanes):
+    while any(trajectory.needs_more for trajectory in trajectories):
         segments = collector.round(weights(), restart=restart)
         if restart:
-            for lane in lanes:
-                lane.current, lane.truncated_by_limit = [], False
-        for lane, steps in zip(lanes, _split_by_env(segments), strict=True):
+            for trajectory in trajectories:
+                trajectory.current, trajectory.truncated_by_limit = [], False
+        for trajectory, steps in zip(trajectories, _split_by_env(segments), strict=True):
             for step in steps:
-                lane.take(step, max_steps_per_episode)
+                trajectory.add_step(step, max_steps_per_episode)
         collector.release(segments)
         # An episode may never end by itself, and its environment would then contribute nothing more.
-        restart = all(lane.truncated_by_limit for lane in lanes if lane.needs_more)
-    ordered = [(turn, index) for index, share in enumerate(shares) for turn in range(share)]
-    return [lanes[index].episodes[turn] for turn, index in sorted(ordered)]
+        restart = all(trajectory.truncated_by_limit for trajectory in trajectories if trajectory.needs_more)
+    ordered = [(number, index) for index, quota in enumerate(quotas) for number in range(quota)]
+    return [trajectories[index].episodes[number] for number, index in sorted(ordered)]
 
 
 def collect_steps(
     collector: Collector, weights: WeightsProvider, num_steps: int, *, restart: bool
 ) -> dict[str, np.ndarray]:
     """Return `num_steps` transitions in equal shares, environment after environment, each in chronological order."""
-    num_lanes = collector.plan.config.actors * collector.plan.num_rows
-    shares = [num_steps // num_lanes + (lane < num_steps % num_lanes) for lane in range(num_lanes)]
-    lanes: list[list[Experience]] = [[] for _ in shares]
-    while any(len(lane) < share for lane, share in zip(lanes, shares, strict=True)):
+    num_envs = collector.plan.config.actors * collector.plan.num_rows
+    quotas = [num_steps // num_envs + (trajectory < num_steps % num_envs) for trajectory in range(num_envs)]
+    trajectories: list[list[Experience]] = [[] for _ in quotas]
+    while any(len(trajectory) < quota for trajectory, quota in zip(trajectories, quotas, strict=True)):
         segments = collector.round(weights(), restart=restart)
-        for lane, steps in zip(lanes, _split_by_env(segments), strict=True):
-            lane.extend(steps)
+        for trajectory, steps in zip(trajectories, _split_by_env(segments), strict=True):
+            trajectory.extend(steps)
         collector.release(segments)
         restart = False
-    rows = [step for lane, share in zip(lanes, shares, strict=True) for step in lane[:share]]
+    rows = [step for trajectory, quota in zip(trajectories, quotas, strict=True) for step in trajectory[:quota]]
     return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
 
 
 def _split_by_env(segments: list[Segment]) -> list[list[Experience]]:
     """Return the valid steps of each (actor, environment), copied out of the segments."""
-    lanes = []
+    trajectories = []
     for segment in segments:
         columns = {
             column.name: segment[column.name][: segment.spec.num_steps].copy()
@@ -206,5 +206,5 @@ def _split_by_env(segments: list[Segment]) -> list[list[Experience]]:
         columns["next_obs"] = segment.next_obs()
         for env in range(segment.spec.num_envs):
             steps = np.flatnonzero(segment["valid"][:, env]).tolist()
-            lanes.append([{name: column[t, env] for name, column in columns.items()} for t in steps])
-    return lanes
+            trajectories.append([{name: column[t, env] for name, column in columns.items()} for t in steps])
+    return trajectories

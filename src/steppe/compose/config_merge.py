@@ -28,15 +28,15 @@ def compose_config(
     *,
     server: Mapping[str, Any] | None = None,
     loop: Mapping[str, Any] | None = None,
-    usual: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
     """Return the merged configuration; raises ConfigError if two parts, or a part and `given`, disagree.
 
-    `server` has the settings of a parameter server. Settings in `loop` override the environment's. `usual` has
+    `server` has the settings of a parameter server. Settings in `loop` override the environment's. `defaults` has
     defaults.
     """
     parts: dict[str, tuple[str, Any]] = {}
-    for whose, decided in (
+    for source, decided in (
         ("the loop", loop or {}),
         ("the environment", {key: value for key, value in environment.decided.items() if key not in (loop or {})}),
         ("the agent", agent.decided),
@@ -45,13 +45,13 @@ def compose_config(
     ):
         for key, value in decided.items():
             if key in parts and parts[key][1] != value:
-                raise _conflict_error(key, *parts[key], whose, value)
-            parts[key] = (whose, value)
+                raise _conflict_error(key, *parts[key], source, value)
+            parts[key] = (source, value)
     layers: list[tuple[str, Mapping[str, Any]]] = [
-        ("default", {**DEFAULT_SETTINGS, **(usual or {})}),
+        ("default", {**DEFAULT_SETTINGS, **(defaults or {})}),
         ("parts", {key: value for key, (_, value) in parts.items()}),
     ]
-    alone = flatten(resolve_config(*layers).config)
+    parts_only = flatten(resolve_config(*layers).config)
     if isinstance(given, RunConfig):
         resolved = ResolvedConfig(given, {})
     else:
@@ -59,10 +59,10 @@ def compose_config(
             key: references.make_reference(value) if callable(value) else value for key, value in (given or {}).items()
         }
         resolved = resolve_config(*layers, ("config", names))
-    together = flatten(resolved.config)
-    for key, (whose, _) in parts.items():
-        if together.get(key) != alone[key]:
-            raise _conflict_error(key, whose, alone[key], "the configuration", together.get(key))
+    merged = flatten(resolved.config)
+    for key, (source, _) in parts.items():
+        if merged.get(key) != parts_only[key]:
+            raise _conflict_error(key, source, parts_only[key], "the configuration", merged.get(key))
     return resolved
 
 
@@ -78,13 +78,13 @@ def with_episode_limits(
     for value in (total_episodes, max_steps_per_episode, evaluation_frequency, checkpoint_frequency):
         if value < 1:
             raise ConfigError(f"episodes, steps and frequencies are at least 1, not {value}")
-    judging = {"every_episodes": evaluation_frequency}
+    evaluation = {"every_episodes": evaluation_frequency}
     if "every_steps" not in config.evaluation.model_fields_set:
-        judging["every_steps"] = MAX_SETTING
+        evaluation["every_steps"] = MAX_SETTING
     changes: dict[str, Any] = {
         "episodes": total_episodes,
         "steps": config.steps if "steps" in config.model_fields_set else None,
-        "evaluation": config.evaluation.model_copy(update=judging),
+        "evaluation": config.evaluation.model_copy(update=evaluation),
         "checkpoint": config.checkpoint.model_copy(update={"every_episodes": checkpoint_frequency}),
     }
     if spec.max_episode_steps is None or max_steps_per_episode < spec.max_episode_steps:
@@ -108,6 +108,6 @@ def _pool_settings(pool: ReplayBufferPool | None, agent: DistributedAgent) -> di
     return decided
 
 
-def _conflict_error(key: str, whose: str, value: Any, other: str, theirs: Any) -> ConfigError:
+def _conflict_error(key: str, source: str, value: Any, other: str, other_value: Any) -> ConfigError:
     name = key.removeprefix("agent.")
-    return ConfigError(f"{name} is {value!r} by {whose}, but {theirs!r} by {other}: say it in one place only")
+    return ConfigError(f"{name} is {value!r} by {source}, but {other_value!r} by {other}: set it in one place only")

@@ -139,12 +139,14 @@ class DistributedEnvironment:
         """
         if num_episodes < 1 or max_steps_per_episode < 1:
             raise ConfigError(f"at least one episode of one step, not {num_episodes=}, {max_steps_per_episode=}")
-        recipe = self._policy_snapshot(policy)
-        with self._collector_session(recipe) as collector:
-            episodes = collect_episodes(collector, partial(self._weights, recipe), num_episodes, max_steps_per_episode)
+        snapshot = self._policy_snapshot(policy)
+        with self._collector_session(snapshot) as collector:
+            episodes = collect_episodes(
+                collector, partial(self._weights, snapshot), num_episodes, max_steps_per_episode
+            )
         self._restart = True
         for number, steps in enumerate(episodes):
-            self._book(steps)
+            self._count_episode(steps)
             for step in steps:
                 step["episode"] = number
         return [step for steps in episodes for step in steps]
@@ -156,9 +158,9 @@ class DistributedEnvironment:
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size}: must be at least 1")
-        recipe = self._policy_snapshot(policy)
-        with self._collector_session(recipe) as collector:
-            batch = collect_steps(collector, partial(self._weights, recipe), batch_size, restart=self._restart)
+        snapshot = self._policy_snapshot(policy)
+        with self._collector_session(snapshot) as collector:
+            batch = collect_steps(collector, partial(self._weights, snapshot), batch_size, restart=self._restart)
         self._restart = False
         self._steps += batch_size
         self._episodes += int((batch["terminated"] | batch["truncated"]).sum())
@@ -235,10 +237,10 @@ class DistributedEnvironment:
         config, _ = resolve_agent_config(policy, {}, None)
         return PolicySnapshot(algorithm_name(policy), config, policy.weights())
 
-    def _weights(self, recipe: PolicySnapshot) -> Weights:
+    def _weights(self, snapshot: PolicySnapshot) -> Weights:
         """Return the weights for the next round."""
         self._pull()
-        weights = with_arrays(recipe.weights, self._parameters) if self._parameters else recipe.weights
+        weights = with_arrays(snapshot.weights, self._parameters) if self._parameters else snapshot.weights
         return with_arrays(weights, {**weights.arrays(), **self._pulled}) if self._pulled else weights
 
     def _pull(self) -> None:
@@ -254,32 +256,32 @@ class DistributedEnvironment:
             server.register_worker(WORKER_ID)
             self._pulled_version, self._pulled = self._pulled_version + 1, server.get_parameters(WORKER_ID)
 
-    def _collector_session(self, recipe: PolicySnapshot) -> _CollectorSession:
+    def _collector_session(self, snapshot: PolicySnapshot) -> _CollectorSession:
         """Return the workers for a policy snapshot, started if necessary; an error in the session terminates them."""
-        if self._workers is not None and self._workers[:2] != (recipe.config, recipe.algo):
+        if self._workers is not None and self._workers[:2] != (snapshot.config, snapshot.algo):
             self.shutdown()
         if self._workers is None:
-            collector = Collector(self._run_config(recipe), self.spec, runtime=self.runtime)
+            collector = Collector(self._run_config(snapshot), self.spec, runtime=self.runtime)
             self._finalizer = weakref.finalize(self, collector.close)
-            self._workers = recipe.config, recipe.algo, collector
+            self._workers = snapshot.config, snapshot.algo, collector
             self._launches += 1
         return _CollectorSession(self, self._workers[2])
 
-    def _run_config(self, recipe: PolicySnapshot) -> RunConfig:
+    def _run_config(self, snapshot: PolicySnapshot) -> RunConfig:
         seed = self.seed or 0
         return RunConfig(
             env=self.env,
-            algo=recipe.algo,
+            algo=snapshot.algo,
             mode="sync",
             actors=self.num_workers,
             envs=self.envs_per_worker or 1,
             seed=seeding.integer_seed(seed, "workers", self._launches) if self._launches else seed,
             environment=self.config,
-            agent=recipe.config.model_copy(update={"segment_steps": ROUND_STEPS}),
+            agent=snapshot.config.model_copy(update={"segment_steps": ROUND_STEPS}),
             flow=FlowConfig(ahead=0, actor_device=self.device),  # each round uses the requested weights
         )
 
-    def _book(self, steps: list[Experience]) -> None:
+    def _count_episode(self, steps: list[Experience]) -> None:
         self._absorb_run_counts()
         self._steps += len(steps)
         self._episodes += 1

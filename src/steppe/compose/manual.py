@@ -70,29 +70,31 @@ class ManualTrainer:
         return {"return": total, "length": len(steps), **metrics}
 
     def _learn(self, steps: Steps) -> dict[str, Any]:
-        house = self.agent if isinstance(self.agent, DistributedAgent) else None
-        if house is not None and house.config.memory != "rollout":
-            house.observe(steps)
+        builtin_agent = self.agent if isinstance(self.agent, DistributedAgent) else None
+        if builtin_agent is not None and builtin_agent.config.memory != "rollout":
+            builtin_agent.observe(steps)
             return self._learn_from_replay(steps)
         if self.replay_buffer is not None:
             return self._learn_from_replay(steps)
         if self.server is None:
             return self.agent.update_policy(steps)
-        if house is not None and self._push_kind == "gradients":
-            house.observe(steps)
+        if builtin_agent is not None and self._push_kind == "gradients":
+            builtin_agent.observe(steps)
         return self._push(stack_experiences(steps), len(steps))
 
     def _learn_from_replay(self, steps: Steps) -> dict[str, Any]:
         """Store one-step transitions, then run the updates that they allow (see replay/transition_memory.py)."""
-        pool, pace = self._pool(), UpdateSchedule.of(self.agent)
-        pool.add_experiences(self._block(steps))
-        if pool.get_total_experiences() < pace.starts:
+        pool, schedule = self._pool(), UpdateSchedule.of(self.agent)
+        pool.add_experiences(self._to_pool_format(steps))
+        if pool.get_total_experiences() < schedule.starts:
             return {"updates": 0}
-        self.pending_updates += len(steps) * pace.updates_per_step
+        self.pending_updates += len(steps) * schedule.updates_per_step
         due, metrics = int(self.pending_updates), {}
         for _ in range(due):
-            batch = pool.sample_batch(pace.batch_size)
-            metrics = self.agent.learn_from_batch(batch) if self.server is None else self._push(batch, pace.batch_size)
+            batch = pool.sample_batch(schedule.batch_size)
+            metrics = (
+                self.agent.learn_from_batch(batch) if self.server is None else self._push(batch, schedule.batch_size)
+            )
             priorities = metrics.pop("priorities", None)
             if priorities is not None:
                 pool.update_priorities(batch["indices"], priorities)  # type: ignore[attr-defined]
@@ -102,29 +104,29 @@ class ManualTrainer:
     def _push(self, batch: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
         """Push one update to the server, and load the parameters that it has then."""
         assert self.server is not None
-        told, update = self._update(batch)
+        metrics, update = self._update(batch)
         receipt = self.server.push_gradients(LOOP_WORKER_ID, update, float(rows) if self._weighted else 1.0)
         newest = {**self.agent.get_policy_parameters(), **self.server.get_parameters(LOOP_WORKER_ID)}
         self.agent.set_policy_parameters(newest)
         refused = receipt is not None and not receipt
-        return {**told, "updates": 0 if refused else 1, **({"refused": receipt.reason} if refused else {})}
+        return {**metrics, "updates": 0 if refused else 1, **({"refused": receipt.reason} if refused else {})}
 
     def _update(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return metrics and the update that the server takes: gradients, new parameters, or their differences."""
         if self._push_kind == "gradients":
             return {}, self.agent.compute_gradients(batch)
         before = self.agent.get_policy_parameters()
-        told = self.agent.learn_from_batch(batch)
+        metrics = self.agent.learn_from_batch(batch)
         after = self.agent.get_policy_parameters()
         if self._push_kind == "parameters":
-            return told, after
-        return told, {name: after[name] - before[name] for name in after if after[name].dtype.kind == "f"}
+            return metrics, after
+        return metrics, {name: after[name] - before[name] for name in after if after[name].dtype.kind == "f"}
 
     def _pool(self) -> ReplayComponent:
         if self.replay_buffer is None:
             from steppe.replay import ReplayBufferPool
 
-            assert isinstance(self.agent, DistributedAgent), "others learn in order where there is no pool"
+            assert isinstance(self.agent, DistributedAgent), "only a built-in agent gets a pool of its own"
             settings = self.agent.config.model_dump()
             disk = runs_root() if settings["buffer_storage"] == "disk" else None
             self.replay_buffer = ReplayBufferPool(
@@ -132,7 +134,7 @@ class ManualTrainer:
             )
         return self.replay_buffer
 
-    def _block(self, steps: Steps) -> Any:
+    def _to_pool_format(self, steps: Steps) -> Any:
         """Return the steps as the agent expects them back: one-step transitions for a built-in agent."""
         if not isinstance(self.agent, DistributedAgent):
             return steps
@@ -142,82 +144,82 @@ class ManualTrainer:
 
 def _push_requirements(server: Any) -> tuple[str, bool]:
     """Return what a server takes, and whether it weights pushes; a user's own server takes plain gradients."""
-    about = server.description() if hasattr(server, "description") else {}
-    about = server.about(LOOP_WORKER_ID) if hasattr(server, "about") else about
-    return server.get_server_stats().get("takes", "gradients"), bool(about.get("uses_weights", False))
+    description = server.description() if hasattr(server, "description") else {}
+    description = server.about(LOOP_WORKER_ID) if hasattr(server, "about") else description
+    return server.get_server_stats().get("takes", "gradients"), bool(description.get("uses_weights", False))
 
 
 class ManualRun:
     """A manual training of whole episodes. `stop`, `pause` and `resume` may be called from another thread."""
 
-    def __init__(self, hands: ManualTrainer) -> None:
-        self.trainer = hands
+    def __init__(self, trainer: ManualTrainer) -> None:
+        self.trainer = trainer
         self.progress: dict[str, Any] = {
             "state": "PENDING", "run": None, "episode": 0, "env_steps": 0, "updates": 0,
             "train_return_mean": None, "eval_return_mean": None, "best_return_mean": None,
         }  # fmt: skip
-        self._going, self._stopping = threading.Event(), threading.Event()
-        self._going.set()
+        self._unpaused, self._stopping = threading.Event(), threading.Event()
+        self._unpaused.set()
 
     def run(
         self,
         frequencies: tuple[int, int, int, int],
         episode: Callable[[int], dict[str, Any]],
         save: Callable[[], object],
-        look: Callable[[dict[str, Any]], bool],
+        on_progress: Callable[[dict[str, Any]], bool],
     ) -> dict[str, Any]:
-        """Call `episode` repeatedly; `frequencies` are those of run_training, and `look` returns True to stop."""
-        total, max_steps, judge_every, save_every = frequencies
+        """Call `episode` repeatedly; `frequencies` are those of run_training, and `on_progress` returns True to stop."""
+        total, max_steps, evaluate_every, save_every = frequencies
         if min(frequencies) < 1:
             raise ConfigError(f"episodes, steps and frequencies are at least 1, not {min(frequencies)}")
         self._stopping.clear()
-        told = self.progress
+        progress = self.progress
         returns: list[float] = []
-        told["state"] = "RUNNING"
+        progress["state"] = "RUNNING"
         try:
             for done in range(1, total + 1):
-                self._rest()
+                self._wait_while_paused()
                 if self._stopping.is_set():
                     break
-                found = episode(max_steps)
-                returns = [*returns, found["return"]][-100:]
-                told["env_steps"] += found["length"]
-                told["updates"] += int(found.get("updates", 1))
-                told["train_return_mean"] = float(np.mean(returns))
-                if done % judge_every == 0 or done == total:
-                    self._judge()
+                result = episode(max_steps)
+                returns = [*returns, result["return"]][-100:]
+                progress["env_steps"] += result["length"]
+                progress["updates"] += int(result.get("updates", 1))
+                progress["train_return_mean"] = float(np.mean(returns))
+                if done % evaluate_every == 0 or done == total:
+                    self._evaluate()
                 if done % save_every == 0 or done == total:
                     save()
-                if look(dict(told)):
+                if on_progress(dict(progress)):
                     self.stop()
         except BaseException:
-            told["state"] = "FAILED"
+            progress["state"] = "FAILED"
             raise
-        told["state"] = "STOPPED" if self._stopping.is_set() else "SUCCEEDED"
+        progress["state"] = "STOPPED" if self._stopping.is_set() else "SUCCEEDED"
         reason = "stop_requested" if self._stopping.is_set() else "episodes_done"
-        return {**told, "reason": reason}
+        return {**progress, "reason": reason}
 
     def stop(self) -> None:
         """Stop after the current episode."""
         self._stopping.set()
-        self._going.set()
+        self._unpaused.set()
 
     def pause(self) -> None:
         """Pause after the current episode."""
-        self._going.clear()
+        self._unpaused.clear()
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        self._going.set()
+        self._unpaused.set()
 
-    def _rest(self) -> None:
-        if not self._going.is_set():
+    def _wait_while_paused(self) -> None:
+        if not self._unpaused.is_set():
             self.progress["state"] = "PAUSED"
-            self._going.wait()
+            self._unpaused.wait()
             self.progress["state"] = "RUNNING"
 
-    def _judge(self) -> None:
-        found = float(self.trainer.agent.evaluate_policy()["return_mean"])
+    def _evaluate(self) -> None:
+        result = float(self.trainer.agent.evaluate_policy()["return_mean"])
         best = self.progress["best_return_mean"]
-        self.progress["eval_return_mean"] = found
-        self.progress["best_return_mean"] = found if best is None else max(best, found)
+        self.progress["eval_return_mean"] = result
+        self.progress["best_return_mean"] = result if best is None else max(best, result)

@@ -171,18 +171,18 @@ class ReplayBufferPool:
         with store.lock:
             sizes = store.size.copy()
             share, rest = divmod(len(store), self.num_buffers)
-            goal = np.full(self.num_buffers, share)
-            goal[np.argsort(-sizes, kind="stable")[:rest]] += 1
+            target_sizes = np.full(self.num_buffers, share)
+            target_sizes[np.argsort(-sizes, kind="stable")[:rest]] += 1
             ordered = [store.slots_oldest_first(part) for part in range(self.num_buffers)]
-            surplus = np.maximum(0, sizes - goal)
-            moving = np.concatenate([slots[:more] for slots, more in zip(ordered, surplus, strict=True)])
+            surplus = np.maximum(0, sizes - target_sizes)
+            moved = np.concatenate([slots[:more] for slots, more in zip(ordered, surplus, strict=True)])
             content, taken = {}, 0
             for part in range(self.num_buffers):
                 kept = ordered[part][surplus[part] :]
-                wanted = int(goal[part]) - len(kept)
-                if wanted or surplus[part]:
-                    content[part] = store.rows(np.concatenate([moving[taken : taken + wanted], kept]))
-                taken += wanted
+                num_wanted = int(target_sizes[part]) - len(kept)
+                if num_wanted or surplus[part]:
+                    content[part] = store.rows(np.concatenate([moved[taken : taken + num_wanted], kept]))
+                taken += num_wanted
             store.exchange(content)
 
     @typechecked
@@ -205,10 +205,10 @@ class ReplayBufferPool:
         """Restore what `save_buffers` wrote, all or nothing; the next batches equal those of the saved pool."""
         where = self._path(path)
         state, saved = load_state(where)
-        mine = (self.num_buffers, self.buffer_capacity, self.use_prioritized)
-        theirs = (saved.num_buffers, saved.capacity, saved.prioritized)
-        if theirs != mine:
-            raise UsageError(f"the saved pool has (buffers, capacity, prioritized) = {theirs}, this one {mine}")
+        own = (self.num_buffers, self.buffer_capacity, self.use_prioritized)
+        saved_shape = (saved.num_buffers, saved.capacity, saved.prioritized)
+        if saved_shape != own:
+            raise UsageError(f"the saved pool has (buffers, capacity, prioritized) = {saved_shape}, this one {own}")
         try:
             self._require_keys(column_names(state["store"]))
             turn, beta = int(state["turn"]) % self.num_buffers, float(state.get("beta", self.beta))
@@ -219,8 +219,8 @@ class ReplayBufferPool:
             raise DamagedFile(f"the saved buffers at {where} are damaged: {type(error).__name__} {error}") from None
         self.turn, self.beta = turn, beta
         self._stream.bit_generator.state = state["stream"]
-        for buffer, own in zip(self.buffers, betas, strict=False):
-            buffer.beta = own  # type: ignore[attr-defined]
+        for buffer, buffer_beta in zip(self.buffers, betas, strict=False):
+            buffer.beta = buffer_beta  # type: ignore[attr-defined]
 
     def _require_keys(self, names: Sequence[str]) -> None:
         if self.experience_keys is not None and set(self.experience_keys) != set(names):

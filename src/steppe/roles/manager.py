@@ -61,7 +61,7 @@ class Manager:
         self.archive, self.context = archive, context
         self._make_evaluator = make_evaluator
         self._evaluator: Evaluator | None = None
-        self._seen_version = -1
+        self._newest_version = -1
         self._next_steps, self._next_episodes = config.every_steps, config.every_episodes or math.inf
         self._max_share = config.max_share or (0.1 if target_return is None else 0.5)
         self._next_allowed_s = 0.0  # earliest time of the next evaluation
@@ -80,12 +80,12 @@ class Manager:
         recorded = self._record_if_due()
         if requested == FINISH:
             self.done = True
-        weights = self.context.weights.newer_than(POLICY, -1 if self.done else self._seen_version)
+        weights = self.context.weights.newer_than(POLICY, -1 if self.done else self._newest_version)
         if weights is None:
             return recorded or self.done
-        if self._seen_version < 0:
+        if self._newest_version < 0:
             self._restore_schedule(weights)
-        self._seen_version = weights.version  # weights that were not due are not evaluated later
+        self._newest_version = weights.version  # weights that were not due are not evaluated later
         if self.done or self._due(weights):
             self.evaluate(weights, final=self.done)
             return True
@@ -169,9 +169,9 @@ class Manager:
 
     def _restore_schedule(self, weights: Weights) -> None:
         """Schedule from the last evaluation at or before these weights: a resumed run may have been rewound."""
-        behind = [evaluation for evaluation in self._earlier_evaluations if evaluation[0] <= weights.env_steps]
-        if behind:
-            self._schedule_after(*max(behind))
+        earlier = [evaluation for evaluation in self._earlier_evaluations if evaluation[0] <= weights.env_steps]
+        if earlier:
+            self._schedule_after(*max(earlier))
 
     def _schedule_after(self, env_steps: int, episodes: int) -> None:
         self._next_steps = env_steps + self.config.every_steps
@@ -189,7 +189,7 @@ class Manager:
 
     def _record(self) -> bool:
         self._recorded_s = time.monotonic()
-        found = False
+        recorded_any = False
         pages = {topic: self.context.board.read(topic, self._cursors[topic]) for topic in _RECORDED}
         posted = [(number, topic, record) for topic, page in pages.items() for number, record in page]
         for number, topic, record in sorted(posted, key=lambda post: post[0]):
@@ -197,8 +197,8 @@ class Manager:
             report = _RECORDED[topic].read(record)
             if not isinstance(report, EventReport) or _is_curve_event(report):
                 self.archive.record(report, number)
-                found = True
-        return found
+                recorded_any = True
+        return recorded_any
 
 
 def _is_curve_event(event: EventReport) -> bool:

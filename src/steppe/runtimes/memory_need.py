@@ -58,11 +58,13 @@ def estimate_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) ->
 
 def smallest_env_spec(config: RunConfig) -> EnvSpec:
     """Return the smallest spec that the configuration allows: the image size if images are resized, else one number."""
-    world = config.environment.resolve_defaults(config.env)
+    environment = config.environment.resolve_defaults(config.env)
     obs = FieldSpec("obs", (1,), "float32")
-    if world.resize:
-        channels = (world.frame_stack or 1) * (1 if world.grayscale else 3)
-        obs = FieldSpec("obs", (channels, world.resize, world.resize), "uint8", frames=world.frame_stack or 1)
+    if environment.resize:
+        channels = (environment.frame_stack or 1) * (1 if environment.grayscale else 3)
+        obs = FieldSpec(
+            "obs", (channels, environment.resize, environment.resize), "uint8", frames=environment.frame_stack or 1
+        )
     action = ActionSpec("box", (1,), (-1.0,), (1.0,)) if "discrete" not in config.agent.actions else None
     states = 1 if config.agent.observations == "index" else None
     return EnvSpec(config.env, obs, action or ActionSpec("discrete", (2,)), num_states=states)
@@ -89,16 +91,16 @@ def _input_width(spec: EnvSpec) -> int:
 
 
 def _replay_bytes(agent: AgentConfig, segment: SegmentSpec, num_actors: int) -> int:
-    kept = getattr(agent, "buffer_size", None)
-    if agent.memory == "rollout" or kept is None or getattr(agent, "buffer_storage", "memory") == "disk":
+    capacity = getattr(agent, "buffer_size", None)
+    if agent.memory == "rollout" or capacity is None or getattr(agent, "buffer_storage", "memory") == "disk":
         return 0
     return factory.estimate_replay_bytes(agent, segment, num_actors)[2]
 
 
-def _segment_bytes(config: RunConfig, segment: SegmentSpec, seats: int) -> int:
+def _segment_bytes(config: RunConfig, segment: SegmentSpec, num_writers: int) -> int:
     """Return the bytes of segments in flight, and of one more per writer, into which it collects or copies."""
     slots = 0 if config.by_gradients else config.flow.slots_per_actor or 1
-    return segment.nbytes * (slots * seats + config.actors)
+    return segment.nbytes * (slots * num_writers + config.actors)
 
 
 def _batch_bytes(agent: AgentConfig, segment: SegmentSpec) -> int:

@@ -42,10 +42,10 @@ def evaluate(
     config, weights = directory.config(), result_weights(directory)
     seed = config.seed if seed is None else seed
     # Gymnasium's vector environments cannot render and draw other random numbers: rendering would change the result.
-    world = config.environment
-    if world.vector == "auto":
-        world = world.model_copy(update={"vector": "loop"})
-    config = config.model_copy(update={"environment": world, "seed": seed})
+    environment = config.environment
+    if environment.vector == "auto":
+        environment = environment.model_copy(update={"vector": "loop"})
+    config = config.model_copy(update={"environment": environment, "seed": seed})
     spec = probe(config.env, config.environment)
     evaluation = evaluate_weights(
         config, spec, weights, episodes=episodes, explore=explore, record=render_dir is not None
@@ -58,11 +58,14 @@ def evaluate(
         try:
             save_gif(recording, evaluation.frames)
         except OSError as error:
-            raise UsageError(f"cannot keep the recording {recording}: {error.strerror}") from None
-    about = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
-    judged = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
+            raise UsageError(f"cannot write the recording {recording}: {error.strerror}") from None
+    run_info = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
+    weights_info = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
     return (
-        about | evaluation_summary(evaluation) | judged | {"recording": None if recording is None else str(recording)}
+        run_info
+        | evaluation_summary(evaluation)
+        | weights_info
+        | {"recording": None if recording is None else str(recording)}
     )
 
 
@@ -72,7 +75,7 @@ def result_weights(run: RunDirectory) -> Weights:
         return load_weights(run.result)
     checkpoints = Checkpoints(run.checkpoints, run=run.key)
     try:
-        found = checkpoints.latest(whole=False) or checkpoints.best()
+        found = checkpoints.latest(check_rows=False) or checkpoints.best()
     except DamagedFile as error:
         found = checkpoints.best()
         if found is None:
@@ -89,17 +92,17 @@ def evaluate_weights(
     from steppe.algorithms import make_agent
     from steppe.runtimes.builder import make_evaluator
 
-    judging = config.evaluation.model_copy(update={"episodes": episodes})
-    plan = make_plan(config.model_copy(update={"evaluation": judging, "runtime": "inline"}), spec)
+    evaluation_config = config.evaluation.model_copy(update={"episodes": episodes})
+    plan = make_plan(config.model_copy(update={"evaluation": evaluation_config, "runtime": "inline"}), spec)
     with temporary_torch_settings(config.flow.threads, config.agent):
         policy = make_agent(config.algo, plan.config.agent, spec, seed=seeding.integer_seed(config.seed, "agent"))
         policy.load(weights)
-        judge = make_evaluator(plan, policy, render=record)
+        evaluator = make_evaluator(plan, policy, render=record)
         try:
-            evaluation = judge.evaluate(episodes, lambda: False, explore=explore, record=record)
+            evaluation = evaluator.evaluate(episodes, lambda: False, explore=explore, record=record)
         finally:
-            judge.env.close()
-    assert evaluation is not None, "nobody asked for the end"
+            evaluator.env.close()
+    assert evaluation is not None, "the evaluation was not stopped"
     return evaluation
 
 

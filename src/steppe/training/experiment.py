@@ -131,7 +131,7 @@ class Experiment:
         self._commands_after = directory.store.newest(COMMANDS) if commands_after is None else commands_after
         plan = self.plan()
         if directory.store.status().state == PENDING:
-            directory.settle(plan.config, plan.spec)
+            directory.write_resolved(plan.config, plan.spec)
         else:
             plan = self._from_newest(plan, directory)
         return self._execute(plan, directory, observers)

@@ -47,15 +47,15 @@ def load_weights_of(run: str, agent: Agent, plan: Plan) -> dict[str, Any]:
 
 def save_start(agent: Agent, directory: RunDirectory, server: Any = None) -> None:
     """Save the run's initial state, for other processes and for reruns."""
-    kept = {} if not hasattr(server, "state") or server.is_private else {"server": server.state()}
-    state = {"agent": agent.state(), **kept}
+    server_state = {} if not hasattr(server, "state") or server.is_private else {"server": server.state()}
+    state = {"agent": agent.state(), **server_state}
     Checkpoints(directory.start, 1).save(agent.weights(), state, {})
 
 
 def load_result(agent: Agent, run: RunDirectory) -> None:
     """Load a run's final weights into an agent, with the newest checkpoint's full state if it has the same weights."""
     weights = result_weights(run)
-    newest = Checkpoints(run.checkpoints, run=run.key).latest(whole=False)
+    newest = Checkpoints(run.checkpoints, run=run.key).latest(check_rows=False)
     agent.load(weights)
     if newest is not None and newest.weights.sha256() == weights.sha256():
         agent.restore(newest.state["agent"])

@@ -64,15 +64,15 @@ def resume_directory(
     directory.acquire()
     try:
         status = directory.store.status()
-        moved = {"ray.address": ray_address, "kafka.address": kafka}
-        if any(moved.values()):
-            config = unflatten(flatten(config) | {key: value for key, value in moved.items() if value is not None})
+        addresses = {"ray.address": ray_address, "kafka.address": kafka}
+        if any(addresses.values()):
+            config = unflatten(flatten(config) | {key: value for key, value in addresses.items() if value is not None})
         config = with_set_hyperparameters(config, directory)
         if steps is not None:
             config = config.model_copy(update={"steps": steps})
         elif status.state == "SUCCEEDED" and status.reason in COMPLETE_REASONS:
             raise UsageError(
-                f"the run {directory.id} is complete ({status.reason}): give steps to go on beyond its end"
+                f"the run {directory.id} is complete ({status.reason}): give steps to continue beyond its end"
             )
         return Experiment(config, directory.sources).resume(directory, observers, commands_after=commands_after)
     finally:

@@ -66,7 +66,7 @@ def launch(plan, directory):
     """As `ray.launch` in a program that has called ray.init, but with the seats of the run before."""
     if not kept:
         kept.append(RayCluster(plan))
-    return RayDriverHandle(LaunchSpec.of(plan, directory, None), directory, kept[0], keep=True)
+    return RayDriverHandle(LaunchSpec.of(plan, directory, None), directory, kept[0], keep_cluster=True)
 
 
 ray_runtime.launch = launch
@@ -156,7 +156,7 @@ def watched(tmp_path, act, case=PPO, **settings):
     directory = RunDirectory.create(plan.config, resolved.sources)
     handle = launch(plan, directory)
     try:
-        advance(handle, lambda: len(handle.state()["ranks"]) == len(plan.places()))
+        advance(handle, lambda: len(handle.state()["ranks"]) == len(plan.worker_slots()))
         act(handle, directory)
     finally:
         handle.close(timeout_s=120.0)
@@ -207,13 +207,13 @@ def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
     watched(tmp_path, act, {**stuck, "mode": "sync", "actors": 2, "envs": 4, "seed": 7, "flow.hang_s": 15})
 
 
-SHELVES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}
+REPLAY_ROLES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}
 
 
 def test_replay_lies_on_both_nodes(tmp_path):
     """One Ray actor per buffer, on different nodes, and the weights of two buffers in one process. When one is killed, the
     run ends with the reason and resumes exactly."""
-    case = {**SHELVES, **paced(tmp_path), "checkpoint.every_s": 2.0}
+    case = {**REPLAY_ROLES, **paced(tmp_path), "checkpoint.every_s": 2.0}
     expected = train(tmp_path / "inline", **case, runtime="inline")
     (tmp_path / "pace").touch()
 

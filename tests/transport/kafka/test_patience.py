@@ -126,7 +126,7 @@ def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
     handle = Unstarted()
     supervisor = SimpleNamespace(handle=handle)
     refusal = Supervisor._scale(supervisor, 3)
-    assert refusal == "no Kafka broker answers at 127.0.0.1:9: ask again when one does"
+    assert refusal == "no Kafka broker answers at 127.0.0.1:9: try again when one does"
     assert handle.num_actors == 1
 
 

@@ -163,14 +163,14 @@ class ExternalBackend:
         manifest = self._mirror.manifest if self._mirror else find_manifest(self._brokers, self._run)
         if manifest is None or manifest == self._manifest:
             return
-        config = unflatten(manifest.order.config).model_copy(update={"name": self._run, "run_dir": None})
+        config = unflatten(manifest.launch_spec.config).model_copy(update={"name": self._run, "run_dir": None})
         path = self._runs.root / self._run
         if not (path / RECORD).exists():
             directory = RunDirectory.create(config, {})
         else:
             directory = RunDirectory(path)
             directory.acquire()
-        directory.settle(config, manifest.order.env_spec)
+        directory.write_resolved(config, manifest.launch_spec.env_spec)
         directory.release()
         self._runs.forget(self._run)
         self._manifest = manifest

@@ -78,7 +78,7 @@ class KafkaMirror(PeriodicTask):
             return None
         connection = self.manifest.connection(self._config)
         self._dead_letters = DeadLetterQueue(connection, ROLE, self._note)
-        num_actors = self.manifest.order.plan().num_writers
+        num_actors = self.manifest.launch_spec.plan().num_writers
         board = KafkaBoard(connection, ROLE, self._refuse, num_actors)
         self._commands = board.end(COMMANDS)
         self.newest_command = newest_control_command(connection) or MANIFEST

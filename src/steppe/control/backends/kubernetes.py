@@ -303,7 +303,7 @@ class KubernetesBackend:
         else:
             directory = RunDirectory(path)
             directory.acquire()
-            directory.settle(config)
+            directory.write_resolved(config)
         directory.release()
         self._runs.forget(current.run)
         self._follow(directory)
@@ -378,7 +378,7 @@ class KubernetesBackend:
     def _env_spec(self) -> EnvSpec | None:
         """Return the environment's spec as the learner reported it over Kafka; None before that, or without brokers."""
         manifest = None if self._mirror is None else self._mirror.manifest
-        return None if manifest is None else manifest.order.env_spec
+        return None if manifest is None else manifest.launch_spec.env_spec
 
     def _live_fields(self, directory: RunDirectory, config: RunConfig) -> tuple[str, ...]:
         """Return the hyperparameters that the learner can change now."""
