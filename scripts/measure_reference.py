@@ -21,7 +21,7 @@ import msgspec
 from steppe.core.config.run import from_pairs
 from steppe.core.contracts.errors import SteppeError, UsageError
 from steppe.records.provenance import hardware, versions
-from steppe.records.results.reference_results import Experiment, make_reference, read_experiments, write_record
+from steppe.records.results.reference_results import ReferenceExperiment, make_reference, read_experiments, write_record
 from steppe.training.reference_experiments.measurement import measure
 
 REFERENCES = Path(__file__).resolve().parents[1] / "benchmarks" / "references"
@@ -53,7 +53,7 @@ def parse_seeds(text: str) -> list[int]:
     return list(range(int(text)))
 
 
-def choose_experiment(arguments: argparse.Namespace) -> Experiment:
+def choose_experiment(arguments: argparse.Namespace) -> ReferenceExperiment:
     """Return the row of the table with the changes that were asked for, or a new experiment."""
     table = read_experiments(REFERENCES / "experiments.toml")
     if arguments.name in table and arguments.env is None:
@@ -65,7 +65,7 @@ def choose_experiment(arguments: argparse.Namespace) -> Experiment:
                 for row in table.values()
                 if (row.env, row.algo) == (arguments.env, arguments.algo) and not arguments.name
             ),
-            Experiment(
+            ReferenceExperiment(
                 arguments.name or f"{arguments.env}-{arguments.algo}".lower().replace("/", "-").replace(":", "-"),
                 arguments.env,
                 arguments.algo,

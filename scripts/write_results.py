@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from steppe.records.results.line_chart import Line, line_chart
-from steppe.records.results.reference_results import Experiment, Reference, read_experiments, read_reference
+from steppe.records.results.reference_results import Reference, ReferenceExperiment, read_experiments, read_reference
 from steppe.records.results.score_statistics import curve_at
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +50,7 @@ def files(references: Path = REFERENCES) -> dict[str, str]:
     return {"results.md": head + "\n".join([*lines, *plots]) + "\n", **found}
 
 
-def _row(experiment: Experiment, reference: Reference | None) -> str:
+def _row(experiment: ReferenceExperiment, reference: Reference | None) -> str:
     settings = "".join(f", `{key}={value}`" for key, value in experiment.settings.items())
     published = "; ".join(f"{one.value:g} ({one.about}; {one.source})" for one in experiment.published)
     score = "" if experiment.score == "final" else f", {experiment.score}"

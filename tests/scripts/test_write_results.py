@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steppe.records.results.reference_results import (
-    Experiment,
+    ReferenceExperiment,
     Score,
     SeedResult,
     make_reference,
@@ -29,7 +29,7 @@ def script():
 
 
 def reference(targets, scores, *, score="final", optimum=None):
-    experiment = Experiment("one", "Pole", "ppo", 100, [1, 2, 3], targets=targets, score=score)
+    experiment = ReferenceExperiment("one", "Pole", "ppo", 100, [1, 2, 3], targets=targets, score=score)
     results = [
         SeedResult(
             seed,

@@ -7,7 +7,7 @@ import pytest
 
 from steppe.core.contracts.errors import ConfigError, DamagedFile
 from steppe.records.results.reference_results import (
-    Experiment,
+    ReferenceExperiment,
     Score,
     SeedResult,
     make_reference,
@@ -20,7 +20,7 @@ from steppe.records.results.reference_results import (
 )
 
 pytestmark = pytest.mark.unit
-EXPERIMENT = Experiment("cart", "CartPole-v1", "ppo", 1000, [1, 2, 3])
+EXPERIMENT = ReferenceExperiment("cart", "CartPole-v1", "ppo", 1000, [1, 2, 3])
 
 
 def result(seed, mean, *, std=0.0, best=None, exact=None, config=None):

@@ -5,12 +5,14 @@ import json
 import pytest
 
 from steppe.core.contracts.errors import RunFailed
-from steppe.records.results.reference_results import Experiment, read_seed_result
+from steppe.records.results.reference_results import ReferenceExperiment, read_seed_result
 from steppe.records.run_directory import RunDirectory
 from steppe.training.reference_experiments import measurement
 from steppe.training.reference_experiments.measurement import directory_name, measure, thin
 
-BANDIT = Experiment("bandit", "steppe/TwoArmedBandit-v0", "q-learning", 400, [1, 2], {"evaluation.every_steps": 200})
+BANDIT = ReferenceExperiment(
+    "bandit", "steppe/TwoArmedBandit-v0", "q-learning", 400, [1, 2], {"evaluation.every_steps": 200}
+)
 
 
 @pytest.mark.integration
@@ -41,7 +43,7 @@ def test_a_seed_that_fails_is_named_and_the_others_finish(tmp_path):
 
 @pytest.mark.unit
 def test_other_settings_are_measured_elsewhere():
-    other = Experiment("bandit", BANDIT.env, BANDIT.algo, 400, [1, 2], {"learning_rate": 0.5})
+    other = ReferenceExperiment("bandit", BANDIT.env, BANDIT.algo, 400, [1, 2], {"learning_rate": 0.5})
     assert directory_name(other) != directory_name(BANDIT)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from steppe.core.contracts.errors import UsageError
 from steppe.records.results.reference_results import (
-    Experiment,
+    ReferenceExperiment,
     Score,
     SeedResult,
     make_reference,
@@ -39,7 +39,7 @@ def result(seed, mean, sha="a", **config):
 
 
 def reference(name="one", env="Pole", algo="ppo", **more):
-    experiment = Experiment(name, env, algo, 100, [1, 2, 3], **more)
+    experiment = ReferenceExperiment(name, env, algo, 100, [1, 2, 3], **more)
     return make_reference(
         experiment, [result(seed, mean) for seed, mean in ((1, 90.0), (2, 100.0), (3, 110.0))], {}, {}
     )
@@ -88,7 +88,7 @@ def test_every_short_reference_gets_its_turn():
 
 @pytest.mark.integration
 def test_the_command_lists_and_verifies(steppe, tmp_path):
-    experiment = Experiment(
+    experiment = ReferenceExperiment(
         "bandit", "steppe/TwoArmedBandit-v0", "q-learning", 300, [1], {"evaluation.every_steps": 10**6}, episodes=5
     )
     recorded = make_reference(experiment, [result(1, 5.0), result(2, 6.0), result(3, 7.0)], {}, {})

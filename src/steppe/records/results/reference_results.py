@@ -30,7 +30,7 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReferenceExperiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to measure: an environment, an algorithm, its settings, and how the result is scored."""
 
     name: str
@@ -96,7 +96,7 @@ class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A measured experiment."""
 
-    experiment: Experiment
+    experiment: ReferenceExperiment
     results: list[SeedResult]
     band: Band
     machine: dict[str, Any]
@@ -112,7 +112,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Record = TypeVar("Record", Reference, SeedResult)
 
 
-def score_of(experiment: Experiment, result: SeedResult) -> float:
+def score_of(experiment: ReferenceExperiment, result: SeedResult) -> float:
     """Return the number that a seed is judged by."""
     if experiment.score == "exact":
         if "return" not in result.exact:
@@ -124,7 +124,7 @@ def score_of(experiment: Experiment, result: SeedResult) -> float:
 
 
 def make_reference(
-    experiment: Experiment, results: list[SeedResult], machine: dict[str, Any], versions: dict[str, str | None]
+    experiment: ReferenceExperiment, results: list[SeedResult], machine: dict[str, Any], versions: dict[str, str | None]
 ) -> Reference:
     """Combine the results of all seeds. ConfigError if they were not measured with one configuration."""
     results = sorted(results, key=lambda result: result.seed)
@@ -140,7 +140,11 @@ def make_reference(
 
 
 def prediction_band(
-    experiment: Experiment, results: list[SeedResult], *, seeds: int | None = None, confidence: float = CONFIDENCE
+    experiment: ReferenceExperiment,
+    results: list[SeedResult],
+    *,
+    seeds: int | None = None,
+    confidence: float = CONFIDENCE,
 ) -> Band:
     """Return the prediction interval for the mean score of `seeds` further runs (Student's t).
 
@@ -164,7 +168,7 @@ def prediction_band(
     return Band(mean - half, mean + half, seeds, confidence)
 
 
-def _evaluation_error(experiment: Experiment, results: list[SeedResult]) -> float:
+def _evaluation_error(experiment: ReferenceExperiment, results: list[SeedResult]) -> float:
     """Return the standard error of one seed's score that its finite number of episodes explains."""
     if experiment.score == "exact":
         return 0.0
@@ -198,12 +202,12 @@ def _read(path: Path, kind: type[Record]) -> Record:
     return record
 
 
-def read_experiments(path: Path) -> dict[str, Experiment]:
+def read_experiments(path: Path) -> dict[str, ReferenceExperiment]:
     """Read the table of experiments: name → experiment."""
     import tomllib
 
     try:
-        table = msgspec.convert(tomllib.loads(path.read_text()), dict[str, list[Experiment]])
+        table = msgspec.convert(tomllib.loads(path.read_text()), dict[str, list[ReferenceExperiment]])
     except (msgspec.ValidationError, tomllib.TOMLDecodeError, OSError) as error:
         raise DamagedFile(f"{path} is no table of experiments: {error}") from None
     experiments = {experiment.name: experiment for experiment in table.get("experiment", [])}

@@ -29,7 +29,7 @@ from steppe.records.checkpoints import Checkpoints
 from steppe.records.provenance import git
 from steppe.records.results.reference_results import (
     Curve,
-    Experiment,
+    ReferenceExperiment,
     Score,
     SeedResult,
     read_seed_result,
@@ -48,14 +48,14 @@ ATTEMPTS = "attempts.json"
 Say = Callable[[str], None]
 
 
-def resolve_experiment(experiment: Experiment, seed: int) -> ResolvedConfig:
+def resolve_experiment(experiment: ReferenceExperiment, seed: int) -> ResolvedConfig:
     """Return the configuration of one seed. By default everything is in one process, which repeats exactly."""
     settings = {"runtime": "inline", **experiment.settings}
     layer = {"env": experiment.env, "algo": experiment.algo, "steps": experiment.steps, "seed": seed, **settings}
     return resolve_config(("reference", layer))
 
 
-def directory_name(experiment: Experiment) -> str:
+def directory_name(experiment: ReferenceExperiment) -> str:
     """Return the experiment's name with a key of its resolved settings: with other defaults it is measured elsewhere."""
     config = resolve_experiment(experiment, 0).config
     resolved = make_plan(config, probe(config.env, config.environment)).config
@@ -65,7 +65,7 @@ def directory_name(experiment: Experiment) -> str:
 
 
 def measure(
-    experiment: Experiment, *, seeds: Sequence[int], work: Path, jobs: int = 1, say: Say = print
+    experiment: ReferenceExperiment, *, seeds: Sequence[int], work: Path, jobs: int = 1, say: Say = print
 ) -> list[SeedResult]:
     """Return the results of these seeds, measuring those that are not in `work` yet, `jobs` at once.
 
@@ -128,7 +128,7 @@ def _start(description: Path, seed: int) -> subprocess.Popen[bytes]:
         )
 
 
-def measure_seed(experiment: Experiment, seed: int, directory: Path) -> SeedResult:
+def measure_seed(experiment: ReferenceExperiment, seed: int, directory: Path) -> SeedResult:
     """Train and evaluate one seed in this process, continuing an interrupted attempt."""
     run = directory / f"seed-{seed}"
     _train(experiment, seed, run)
@@ -156,7 +156,7 @@ def measure_seed(experiment: Experiment, seed: int, directory: Path) -> SeedResu
     )
 
 
-def _train(experiment: Experiment, seed: int, run: Path) -> None:
+def _train(experiment: ReferenceExperiment, seed: int, run: Path) -> None:
     """Train until the run is complete. RunFailed if it was stopped or failed."""
     from steppe.training.resume import COMPLETE_REASONS, resume_directory
     from steppe.training.train import run_experiment
@@ -228,7 +228,7 @@ def _result_path(directory: Path, seed: int) -> Path:
 def main(arguments: Sequence[str]) -> None:
     """Measure one seed: the path of the experiment's description, and the seed."""
     description, seed = Path(arguments[0]), int(arguments[1])
-    experiment = msgspec.json.decode(description.read_bytes(), type=Experiment)
+    experiment = msgspec.json.decode(description.read_bytes(), type=ReferenceExperiment)
     with contextlib.suppress(KeyboardInterrupt):
         write_record(_result_path(description.parent, seed), measure_seed(experiment, seed, description.parent))
         return
