@@ -109,6 +109,7 @@ INSIDE = {
     "LoadedPolicy.__init__",
     "ParameterClient.over",
     "ReplayBuffer.over",
+    "ReplayBufferPool.follow_run",
     "ReplayBufferPool.route",
 }  # not for callers
 IN_WORDS = {

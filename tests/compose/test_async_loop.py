@@ -141,7 +141,7 @@ def refused(server=None, algo="a3c", pool=None, workers=2, **more):
             lambda: refused(ParameterServer, config={"params.optimizer": "adam"}),
             "optimizer is 'sgd' by the parameter server, but 'adam' by the configuration",
         ),
-        (lambda: refused(config={"normalize_obs": True}), "normalize_obs needs what all workers see"),
+        (lambda: refused(config={"normalize_obs": True}), "normalize_obs needs the experience of all workers"),
     ],
 )
 def test_parts_that_do_not_go_together_get_one_sentence(make, sentence: str) -> None:

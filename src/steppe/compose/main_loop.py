@@ -74,9 +74,7 @@ class MainLoop:
         self._manual_trainer_or_none: ManualTrainer | None = None
         if not self._has_builtin_parts():
             if config is not None:
-                raise ConfigError(
-                    "config is for DistributedEnvironment and DistributedAgent: parts of your own are used as they are, leave it out"
-                )
+                raise ConfigError("config is for built-in parts: your own parts are used as they are, leave it out")
             self._manual_run = ManualRun(self._manual_trainer)
             return
         self._compose(config)
@@ -84,7 +82,7 @@ class MainLoop:
     def _compose(self, config: RunConfig | Mapping[str, Any] | None) -> None:
         """Merge the settings of all parts into one configuration, and apply it to environment and agent."""
         environment, agent = self._parts()
-        decided = self._decided(environment)
+        decided = self._decided_settings(environment)
         resolved = compose_config(environment, self.replay_buffer, agent, config, **decided)
         self.config, self.sources = resolved.config, resolved.sources
         environment.settle(self.config.environment)
@@ -95,7 +93,7 @@ class MainLoop:
             environment.parameter_server = self._server
         self._init_from = self.config.init_from  # cleared when the first run has started with it
 
-    def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
+    def _decided_settings(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
         """Return the settings that the parameter server and the loop itself decide."""
         found: dict[str, Mapping[str, Any]] = {"defaults": {"runtime": self._default_runtime(environment)}}
         if self._server is None:
@@ -151,6 +149,7 @@ class MainLoop:
 
     def plan(self) -> Plan:
         """Return the topology of the run. Checks every setting and writes nothing."""
+        self._parts()
         return self._new_experiment(self.config).plan()
 
     def run_training(
@@ -175,7 +174,7 @@ class MainLoop:
 
     def run_single_episode(self) -> dict[str, Any]:
         """Play one episode, store it and run the updates that are due; return its return, length and losses."""
-        self._require_here("an episode of one's own")
+        self._require_here("a single episode")
         return self._play(1000)
 
     def _play(self, max_steps: int) -> dict[str, Any]:
@@ -344,7 +343,7 @@ class MainLoop:
         """Return the built-in environment and agent. Raises UsageError for a user's own parts, which have no plan."""
         environment, agent = self.environment, self.agent
         if not isinstance(environment, DistributedEnvironment) or not isinstance(agent, DistributedAgent):
-            raise UsageError("parts of your own are trained manually: use run_training or run_single_episode")
+            raise UsageError("your own parts are trained manually: use run_training or run_single_episode")
         return environment, agent
 
     def _given_server(self) -> Any:
