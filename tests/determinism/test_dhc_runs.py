@@ -18,7 +18,7 @@ SMALL = {
     "env": "steppe/Pathfinding-v0", "environment.kwargs": {"num_agents": 3, "size": 4, "density": 0.0, "max_steps": 16},
     "algo": "dhc", "actors": 2, "envs": 3, "seed": 5, "mode": "sync", "channels": 8, "segment_steps": 8, "batch_size": 4,
     "sequence_length": 6, "burn_in": 2, "learning_starts": 60, "samples_per_insert": 1.0, "target_every": 5,
-    "lesson_agents": (1, 3), "lesson_episodes": 4, "lesson_pass": 0.25, "epsilon_base": 0.9, "epsilon_power": 0.0,
+    "stage_agents": (1, 3), "stage_episodes": 4, "stage_pass": 0.25, "epsilon_base": 0.9, "epsilon_power": 0.0,
     "steps": 9 * 48,
     "evaluation.episodes": 2, "evaluation.every_steps": 10**9,
 }  # fmt: skip

@@ -17,7 +17,7 @@ SETTINGS = {
     "environment.kwargs": {"num_agents": 2, "size": 5, "density": 0.2, "max_steps": 32, "view": 5},
     "actors": 1, "envs": 32, "seed": 1, "channels": 16, "segment_steps": 16, "batch_size": 24, "sequence_length": 8,
     "burn_in": 2, "learning_starts": 500, "samples_per_insert": 4.0, "target_every": 10, "learning_rate": 2e-3,
-    "epsilon_base": 0.6, "epsilon_power": 3.0, "lesson_episodes": 50, "lesson_pass": 0.7, "steps": 40_000,
+    "epsilon_base": 0.6, "epsilon_power": 3.0, "stage_episodes": 50, "stage_pass": 0.7, "steps": 40_000,
     "gamma": 0.95, "halve_at": (500, 700),
     "evaluation.episodes": 100, "evaluation.every_steps": 10**9, "checkpoint.every_s": 1e9,
 }  # fmt: skip

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, AgentConfig, EnvSpec]] = {
     "r2d2": ("r2d2", R2D2Config(hidden=(8,), cell_size=8, sequence_length=5, burn_in=3, **COMMON), SPEC),
     "dhc": (
         "dhc",
-        DHCConfig(channels=8, sequence_length=4, burn_in=2, lesson_agents=(), halve_at=(2, 3), **COMMON),
+        DHCConfig(channels=8, sequence_length=4, burn_in=2, stage_agents=(), halve_at=(2, 3), **COMMON),
         PLANES,
     ),
 }

@@ -42,7 +42,7 @@ ALGORITHMS = {
     "r2d2": SEQUENCES | {"target_every": 10_000, "cell_size": 8},
     "dhc": {name: value for name, value in SEQUENCES.items() if name != "hidden"}
     | {"env": "steppe/Pathfinding-v0", "environment.kwargs": {"num_agents": 2, "size": 4, "max_steps": 16}}
-    | {"environment.vector": "auto", "channels": 8, "target_every": 10_000, "lesson_agents": (), "lesson_sizes": ()},
+    | {"environment.vector": "auto", "channels": 8, "target_every": 10_000, "stage_agents": (), "stage_sizes": ()},
     **dict.fromkeys(("q-learning", "sarsa", "expected-sarsa", "double-q", "n-step-q", "q-lambda"), TABLE),
 }
 KINDS = {"rollout": "a2c", "minibatches": "ppo", "transitions": "dqn", "sequences": "r2d2", "table": "q-learning"}

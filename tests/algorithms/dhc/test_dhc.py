@@ -86,7 +86,7 @@ def test_stored_state_and_burn_in_give_what_the_whole_episode_gives():
     Ends by time and by success, agents that are absent, and sequences from an episode's very start are all in the batch.
     """
     world = world_of(density=0.0, max_steps=30)
-    agent = agent_of(world.spec, lesson_agents=[2, 3], lesson_episodes=1, lesson_pass=0.01)
+    agent = agent_of(world.spec, stage_agents=[2, 3], stage_episodes=1, stage_pass=0.01)
     walk = Walk(agent, world)
     batch = drawn(agent, walk, segments=20)
     windows = MultiAgentSequences(batch, torch.device("cpu"), first_only=False)
@@ -148,9 +148,9 @@ def naive_loss(agent, target, batch, *, first_only):
 @pytest.mark.parametrize(("double", "learn_from"), [(True, "all"), (False, "all"), (True, "first")])
 def test_the_gradient_is_that_of_the_loss_by_the_book(double, learn_from):
     world = world_of()
-    agent = agent_of(world.spec, double=double, learn_from=learn_from, lesson_agents=[2, 3], batch_size=4)
+    agent = agent_of(world.spec, double=double, learn_from=learn_from, stage_agents=[2, 3], batch_size=4)
     batch = drawn(agent, Walk(agent, world))
-    target = agent_of(world.spec, seed=9, lesson_agents=[2, 3])
+    target = agent_of(world.spec, seed=9, stage_agents=[2, 3])
     agent.restore(agent.state() | {"target": target.weights().buffer})
     found = agent.gradients(batch)
     agent.flat.gradient.zero_()
@@ -162,7 +162,7 @@ def test_the_gradient_is_that_of_the_loss_by_the_book(double, learn_from):
 
 def test_who_is_absent_has_no_values_and_remembers_nothing():
     world = world_of(agents=4)
-    agent = agent_of(world.spec, lesson_agents=[2, 4])
+    agent = agent_of(world.spec, stage_agents=[2, 4])
     segment = Walk(agent, world).segment()
     valid = segment["valid"].reshape(-1, WORLDS, 4)
     assert valid[..., :2].all()
@@ -264,7 +264,9 @@ def test_actions_by_a_softmax_of_their_values():
 def test_agents_learn_the_ways_that_they_see():
     """There is no reward, so only the second loss can have taught it."""
     world = world_of()
-    agent = agent_of(world.spec, advice=1.0, advice_margin=0.3, learning_rate=3e-3, lesson_agents=[], lesson_sizes=[])
+    agent = agent_of(
+        world.spec, expert_coef=1.0, expert_margin=0.3, learning_rate=3e-3, stage_agents=[], stage_sizes=[]
+    )
     batch = drawn(agent, Walk(agent, world))
     batch["reward"][:] = 0.0
 
@@ -289,8 +291,8 @@ def test_agents_learn_the_ways_that_they_see():
 def test_advice_needs_planes_that_advise():
     spec = world_of().spec
     other = dataclasses.replace(spec, obs=dataclasses.replace(spec.obs, shape=(5, 9, 9)))
-    with pytest.raises(ConfigError, match="do not say which moves lead nearer; leave it out"):
-        agent_of(other, advice=0.5)
+    with pytest.raises(ConfigError, match="do not contain expert actions; leave it out"):
+        agent_of(other, expert_coef=0.5)
 
 
 def lesson_segment(agent, world, outcomes):
@@ -307,7 +309,7 @@ def lesson_segment(agent, world, outcomes):
 
 def test_lessons_follow_from_what_was_seen_and_travel_with_the_weights():
     world = world_of(agents=3, size=12)
-    settings = {"lesson_agents": [1, 3], "lesson_sizes": [8, 12], "lesson_episodes": 4, "lesson_pass": 0.75}
+    settings = {"stage_agents": [1, 3], "stage_sizes": [8, 12], "stage_episodes": 4, "stage_pass": 0.75}
     learner, actor = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
     assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8)}
     learner.observe(lesson_segment(learner, world, [(1, 8, True)] * 3 + [(3, 12, True)] * 5), Progress(1, 10))
@@ -323,7 +325,7 @@ def test_lessons_follow_from_what_was_seen_and_travel_with_the_weights():
 
 def test_counts_of_lessons_are_part_of_the_state():
     world = world_of(agents=3, size=12)
-    settings = {"lesson_agents": [1, 3], "lesson_sizes": [12], "lesson_episodes": 4, "lesson_pass": 0.75}
+    settings = {"stage_agents": [1, 3], "stage_sizes": [12], "stage_episodes": 4, "stage_pass": 0.75}
     whole, resumed = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
     whole.observe(lesson_segment(whole, world, [(1, 12, True)] * 3), Progress(1, 10))
     resumed.load(whole.weights())
@@ -337,7 +339,7 @@ def test_counts_of_lessons_are_part_of_the_state():
 def test_worlds_give_the_lessons_they_were_asked_for():
     """Whatever is drawn, each environment's next episode is of it, and its rows say so."""
     world = world_of(agents=3, size=12, max_steps=4)
-    agent = agent_of(world.spec, lesson_agents=[1, 2, 3], lesson_sizes=[5, 12], lesson_pass=0.001, lesson_episodes=1)
+    agent = agent_of(world.spec, stage_agents=[1, 2, 3], stage_sizes=[5, 12], stage_pass=0.001, stage_episodes=1)
     agent.curriculum.standing[...] = 1
     agent.network.lessons.copy_(torch.from_numpy(agent.curriculum.standing))
     walk, seen = Walk(agent, world), set()
@@ -394,9 +396,9 @@ def test_a_world_of_one_agent_will_do():
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"lesson_agents": [1, 9]}, "lesson_agents"),
-        ({"lesson_agents": [2, 1]}, "lesson_agents"),
-        ({"lesson_sizes": [5, 50]}, "lesson_sizes"),
+        ({"stage_agents": [1, 9]}, "stage_agents"),
+        ({"stage_agents": [2, 1]}, "stage_agents"),
+        ({"stage_sizes": [5, 50]}, "stage_sizes"),
     ],
 )
 def test_curriculum_stages_that_an_environment_cannot_produce_are_refused(settings, word):
@@ -408,12 +410,12 @@ def test_curriculum_stages_that_an_environment_cannot_produce_are_refused(settin
 def test_an_environment_without_curriculum_stages_refuses_them():
     spec = EnvSpec("grid", FieldSpec("obs", (6, 9, 9), "uint8", most=1), ActionSpec("discrete", (5,)), num_agents=2)
     with pytest.raises(ConfigError, match="has no curriculum stages"):
-        agent_of(spec, lesson_agents=[1, 2])
+        agent_of(spec, stage_agents=[1, 2])
 
 
 def test_vectors_are_refused():
     spec = EnvSpec("pole", FieldSpec("obs", (4,), "float32"), ActionSpec("discrete", (2,)))
-    with pytest.raises(WorldError, match="planes"):
+    with pytest.raises(WorldError, match="image observations"):
         agent_of(spec)
 
 

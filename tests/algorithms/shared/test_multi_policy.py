@@ -191,8 +191,8 @@ def test_names_that_begin_alike_are_kept_apart():
 @pytest.mark.parametrize(
     ("config", "spec", "words"),
     [
-        (PPOConfig(policies={"wolf_*": "wolves"}), SPEC, "policies says nothing of 'sheep_0'"),
-        (PPOConfig(policies={"*": "all", "wolf_*": "wolves"}), SPEC, "policies['wolf_*'] fits none of the agents"),
+        (PPOConfig(policies={"wolf_*": "wolves"}), SPEC, "policies has no pattern for 'sheep_0'"),
+        (PPOConfig(policies={"*": "all", "wolf_*": "wolves"}), SPEC, "policies['wolf_*'] matches none of the agents"),
         (PPOConfig(policies="own"), EnvSpec("lone", OBS, ACTION), "policies is for environments with several agents"),
         (
             PPOConfig(policies={"*": "all"}),

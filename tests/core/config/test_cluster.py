@@ -62,7 +62,7 @@ def test_in_ray_and_mpi_the_first_node_has_the_server() -> None:
         ({"backend": "ray", "tls": {"ca": "x"}}, "cluster.tls with backend 'ray' has no meaning there"),
         (
             {"backend": "ray", "privacy": {"ledger": "l", "epsilon": 1}},
-            "cannot be promised: nobody is asked for a token",
+            "is not possible: nodes are not authenticated",
         ),
         ({"backend": "ray", "server": {"tokens": "t"}}, "cluster.server.tokens with backend 'ray'"),
         ({"backend": "mpi"}, "cluster.parameter_server with backend 'mpi'"),

@@ -137,7 +137,7 @@ def _numbers(schema):
     ("values", "words"),
     [
         ({"clip": 1e308}, "less than or equal to 10"),
-        ({"learning_rate": None}, "has been chosen"),
+        ({"learning_rate": None}, "cannot be unset"),
         ({"hidden": [8]}, "cannot change"),
         ({"learning_rat": 1.0}, "Did you mean 'learning_rate'"),
         ({"minibatch_size": 8, "recurrent": True}, "no whole sequence of 16 steps"),

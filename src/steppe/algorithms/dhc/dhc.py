@@ -194,9 +194,9 @@ class DHC(TorchAgent):
         found = td_loss(valued, judged, steps, double=config.double, value_rescaling=config.value_rescaling)
         found.require_finite(self.updates)
         stats = {"loss": found.loss, "q_mean": found.mean_value, "td_error": found.mean_error}
-        if config.advice:
-            lag, pull = large_margin_loss(valued, windows.expert_action_mask(), steps["learn"], config.advice_margin)
-            found.gradient[...] += np.float32(config.advice) * pull
+        if config.expert_coef:
+            lag, pull = large_margin_loss(valued, windows.expert_action_mask(), steps["learn"], config.expert_margin)
+            found.gradient[...] += np.float32(config.expert_coef) * pull
             stats["advice_lag"] = lag
         self.flat.gradient.zero_()
         torch.autograd.backward(values, as_tensor(found.gradient, self.flat.device))
@@ -218,6 +218,6 @@ class DHC(TorchAgent):
 
 
 def _make_curriculum(config: DHCConfig) -> Curriculum | None:
-    if not config.lesson_agents or not config.lesson_sizes:
+    if not config.stage_agents or not config.stage_sizes:
         return None
-    return Curriculum(config.lesson_agents, config.lesson_sizes, config.lesson_episodes, config.lesson_pass)
+    return Curriculum(config.stage_agents, config.stage_sizes, config.stage_episodes, config.stage_pass)

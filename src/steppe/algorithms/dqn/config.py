@@ -17,16 +17,16 @@ class DQNConfig(ReplayConfig):
     implementation = "steppe.algorithms.dqn.dqn:DQN"
     live = (*ReplayConfig.live, "epsilon_start", "epsilon_end")
 
-    epsilon_start: Fraction = Field(1.0, description="Share of random actions at the start.")
-    epsilon_end: Fraction = Field(0.04, description="Share of random actions after the exploration phase.")
+    epsilon_start: Fraction = Field(1.0, description="Exploration rate at the start.")
+    epsilon_end: Fraction = Field(0.04, description="Exploration rate after the exploration phase.")
     exploration_fraction: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
         None,
-        description="Part of the run over which the share falls (of 100,000 steps where a run has no fixed number). "
-        "If absent 0.16, but over 8,000 steps at most, or 250,000 with images.",
+        description="Fraction of the run over which the exploration rate falls (of 100,000 steps if the run has no fixed number). "
+        "Default: 0.16, but at most 8,000 steps, or 250,000 with images.",
     )
 
     def exploration_steps(self, spec: EnvSpec, total_steps: int | None) -> float:
-        """The environment steps over which the share of random actions falls: longer runs need no more of them."""
+        """Return the environment steps over which the exploration rate falls; it is bounded for long runs."""
         total = total_steps or SCHEDULE_STEPS
         if self.exploration_fraction is not None:
             return self.exploration_fraction * total

@@ -17,10 +17,12 @@ class R2D2Config(SequenceConfig):
 
     implementation = "steppe.algorithms.r2d2.r2d2:R2D2"
 
-    dueling: bool = Field(True, description="Separate value and advantage streams.")
-    value_rescaling: bool = Field(True, description="Learn values in a scale that brings large ones near each other.")
-    cell: Literal["lstm", "gru"] = Field("lstm", description="What carries the state along.")
-    cell_size: Width | None = Field(None, description="Numbers that the cell puts out; chosen to fit if absent.")
+    dueling: bool = Field(True, description="Dueling network: separate value and advantage streams.")
+    value_rescaling: bool = Field(
+        True, description="Learn values on a compressed scale, for rewards of different sizes."
+    )
+    cell: Literal["lstm", "gru"] = Field("lstm", description="Type of the recurrent cell.")
+    cell_size: Width | None = Field(None, description="Size of the recurrent state. Default: 64, or 512 for images.")
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         hidden = hidden_state_field(self.cell, self.cell_size or default_cell_size(spec))

@@ -32,6 +32,7 @@ from steppe.core.config.fields import (
     RoleCount,
 )
 from steppe.core.config.params import ParamsConfig
+from steppe.core.config.renamed_keys import replace_renamed_keys
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, runtimes_with
 from steppe.core.config.validation import read_toml, validate_config
 from steppe.core.contracts.errors import ConfigError, did_you_mean
@@ -495,7 +496,7 @@ def resolve_config(*layers: tuple[str, Mapping[str, Any]]) -> ResolvedConfig:
     algo = next((str(layer["algo"]) for _, layer in reversed(layers) if "algo" in layer), DEFAULT_ALGORITHM)
     agent_class = config_class(algo)
     for source, layer in layers:
-        for key, value in layer.items():
+        for key, value in replace_renamed_keys(layer, agent_class.renamed).items():
             merged[_full_key(key, agent_class, source)] = (value, source)
     auto = tuple(key for key in ("actors", "envs") if key in merged and merged[key][0] == "auto")
     tree: dict[str, Any] = {"agent": {}}
@@ -528,8 +529,9 @@ def unflatten(flat: Mapping[str, Any]) -> RunConfig:
 
     Records from before there was `flow.ahead` are of runs that were not.
     """
-    known = {"flow.ahead": 0, **flat}
-    return resolve_config(("record", {key: value for key, value in known.items() if value is not None})).config
+    stored = {key: value for key, value in {"flow.ahead": 0, **flat}.items() if value is not None}
+    renamed = config_class(stored.get("algo", DEFAULT_ALGORITHM)).renamed
+    return resolve_config(("record", replace_renamed_keys(stored, renamed, recorded=True))).config
 
 
 def from_toml(path: Path) -> dict[str, Any]:
