@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_update():
         agent.learn(batch)
 
 
-def test_worlds_it_cannot_act_in_are_refused_with_who_can():
+def test_unsupported_environments_are_refused_with_alternatives():
     spec = EnvSpec("Pendulum-v1", SPEC.obs, ActionSpec("box", (1,), (-2.0,), (2.0,)))
     with pytest.raises(
         WorldError, match="dqn cannot choose continuous actions, which Pendulum-v1 has; these can: a2c, a3c, ppo"

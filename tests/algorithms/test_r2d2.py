@@ -172,7 +172,7 @@ def test_gradients_are_those_of_the_formula(cell):
 
 
 @both
-def test_starts_forget_and_nothing_else_does(cell):
+def test_only_episode_starts_clear_the_state(cell):
     agent = make(cell)
     agent.begin(2, np.random.default_rng(0))
     obs = np.random.default_rng(1).normal(size=(6, 2, 3)).astype(np.float32)
@@ -235,7 +235,7 @@ def test_the_target_network_follows_environment_steps():
     np.testing.assert_array_equal(agent.state()["target"], agent.weights().buffer)
 
 
-def test_what_it_cannot_do_is_refused():
+def test_unsupported_settings_are_refused():
     with pytest.raises(ConfigError, match="sequence_stride=9 would leave steps out between sequences of 8"):
         R2D2Config(sequence_length=8, sequence_stride=9)
     box = EnvSpec("box", FieldSpec("obs", (3,), "float32"), ActionSpec("box", (1,), (-1.0,), (1.0,)))

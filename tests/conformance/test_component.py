@@ -166,7 +166,7 @@ def test_pause_resume_and_stop_by_hand():
         loop.stop_training()
 
 
-def test_what_only_parts_of_the_house_can_do():
+def test_some_functions_need_built_in_parts():
     with pytest.raises(ConfigError, match="config is for built-in parts"):
         MainLoop(OwnEnvironment(), None, OwnAgent(), config={"steps": 3})
     with pytest.raises(UsageError, match="your own parts are trained manually"):

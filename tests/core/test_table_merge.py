@@ -83,7 +83,7 @@ def test_rows_that_nobody_changed_are_not_touched():
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
-def test_workers_that_all_come_to_a_value_do_not_overshoot_it(num_workers):
+def test_workers_that_converge_to_one_value_do_not_overshoot_it(num_workers):
     """n updates at rate α towards a target, by each worker at once: as if they had been made one after the other."""
     rate, updates, target = 0.3, 5, 7.0
     left = (1 - rate) ** updates
@@ -101,7 +101,7 @@ def test_workers_that_all_come_to_a_value_do_not_overshoot_it(num_workers):
         assert shared[0, 0] == pytest.approx(target - target * left ** (num_workers * turn))
 
 
-def test_messages_between_ranks_come_to_the_same():
+def test_messages_between_ranks_give_the_same_result():
     shared = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
     old, mine, kept = (
         shared[[0, 2]],

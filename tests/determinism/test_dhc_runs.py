@@ -49,7 +49,7 @@ def test_sync_is_the_same_in_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_is_exact_from_before_and_after_a_lesson(tmp_path):
+def test_resuming_is_exact_before_and_after_a_curriculum_stage(tmp_path):
     whole = train(tmp_path / "whole", **EVERY_STEP)
     checkpoints = Checkpoints(whole.path / "checkpoints")
     numbers = [info.number for info in checkpoints.list() if not info.best]

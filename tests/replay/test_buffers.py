@@ -123,7 +123,7 @@ def content_of(buffer, key):
         ([1, 2, 3], "experience=.* violates type hint"),
     ],
 )
-def test_what_does_not_fit_is_refused_whole(wrong, words):
+def test_invalid_input_is_refused_completely(wrong, words):
     buffer = ReplayBuffer(5, KEYS)
     buffer.add(experience(1))
     with pytest.raises(UsageError, match=words):
@@ -155,7 +155,7 @@ def test_shapes_within_one_batch_must_agree():
         (([{"obs": 0, "action": 0, "reward": 0}], [None, "x"]), "priorities are numbers, one for each"),
     ],
 )
-def test_what_is_no_experience_is_told_what_one_is(given, words):
+def test_an_invalid_experience_raises_with_the_expected_format(given, words):
     buffer = PrioritizedReplayBuffer(10, KEYS)
     with pytest.raises(UsageError, match=re.escape(words)):
         buffer.add_batch(*given)
@@ -437,7 +437,7 @@ def test_columns_that_do_not_lie_in_one_piece():
         np.testing.assert_array_equal(store["b"], wide[:, :2])
 
 
-def test_memory_of_large_batches_is_used_again_only_when_nobody_has_it():
+def test_memory_of_large_batches_is_reused_only_when_unreferenced():
     buffer = ReplayBuffer(1000, ["rows"], seed=0)
     buffer.add_batch({"rows": np.arange(1000 * 64, dtype=np.float64).reshape(1000, 64)})
     held = [buffer.sample(500)["rows"] for _ in range(6)]

@@ -97,7 +97,7 @@ def test_segments_that_were_dropped_close_windows_early(num_steps, n_step):
     assert 0 < len(seen) < actor.sequence
 
 
-def test_where_a_life_is_divided_changes_nothing():
+def test_segment_boundaries_within_a_life_change_nothing():
     """The same steps in segments of 12, and of 3 cut out of them."""
     long, short = spec_of(12, 2), spec_of(3, 2)
     whole, pieces = NStepAccumulator(long, 4, GAMMA), NStepAccumulator(short, 4, GAMMA)
@@ -173,7 +173,7 @@ def test_columns_of_the_agent_are_those_of_the_first_step():
     }
 
 
-def test_who_collected_a_segment_must_be_known():
+def test_segments_without_a_header_are_refused():
     with pytest.raises(UsageError, match="header"):
         NStepAccumulator(spec_of(2, 1), 1, GAMMA).transitions(Segment.blank(spec_of(2, 1)))
 

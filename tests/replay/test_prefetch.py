@@ -107,7 +107,7 @@ def test_batches_become_tensors_without_a_copy():
     memory.settle()
 
 
-def test_what_fails_in_the_thread_is_told():
+def test_errors_in_the_thread_are_raised():
     memory = memory_of()
     for segments in rounds_of(3):
         memory.add(segments)
@@ -127,7 +127,7 @@ def test_no_thread_is_left_when_all_is_settled():
 
 
 @pytest.mark.parametrize("learned_from", [1, 2, 5])
-def test_a_batch_that_was_drawn_ahead_is_part_of_the_state(learned_from):
+def test_a_prefetched_batch_is_part_of_the_state(learned_from):
     rounds, one, other = rounds_of(), memory_of(), memory_of()
     for segments in rounds[:4]:
         one.add(segments)

@@ -55,7 +55,7 @@ def test_rows_have_indices_that_lead_back_to_them(written):
 
 
 @pytest.mark.parametrize("written", WRITTEN)
-def test_rows_that_are_gone_or_never_were_are_told_apart(written):
+def test_overwritten_and_unknown_rows_are_distinguished(written):
     rings, rows = rings_of(*written), present(*written)
     gone = [index_of(number, part) for part, n in enumerate(written) for number in range(max(0, n - CAPACITY))]
     never = [index_of(n + more, part) for part, n in enumerate(written) for more in (0, 1, CAPACITY)]
@@ -77,7 +77,7 @@ def test_rows_that_are_gone_or_never_were_are_told_apart(written):
         ), index
 
 
-def test_what_follows_an_unknown_index_is_looked_at_too():
+def test_priorities_after_an_unknown_index_are_validated():
     slots, values = np.empty(3, np.int64), np.empty(3, np.float32)
     indices = np.array([index_of(6, 0), -1, index_of(1, 0)])
     assert ring_index.resolve_priority_update(

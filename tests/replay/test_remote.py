@@ -217,7 +217,7 @@ def test_a_shelf_that_is_gone_is_named(tmp_path):
             learn(memory, actors_of("prioritized"), rounds=9)
 
 
-def test_what_goes_wrong_over_there_is_raised_here(tmp_path, monkeypatch):
+def test_remote_errors_are_raised_locally(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

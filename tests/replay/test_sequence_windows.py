@@ -81,7 +81,7 @@ def require_true(batch, column, rules, steps):
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_windows_are_what_happened(rules):
+def test_windows_equal_the_recorded_steps(rules):
     memory, steps = filled(rules)
     for _ in range(20):
         batch = memory.sample()
@@ -116,7 +116,7 @@ class Seldom:
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_long_episodes_come_in_pieces_that_nobody_sees(rules):
+def test_long_episodes_are_split_into_invisible_fragments(rules):
     spec = SegmentSpec(64, 1, SPEC.obs, SPEC.action, SPEC.extras)
     memory = memory_of(rules, capacity=8000, alpha=0.0, spec=spec)
     actor = ScriptedActor(spec)
@@ -209,7 +209,7 @@ def test_alpha_zero_draws_sequences_uniformly():
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 
 
-def test_a_priority_for_a_sequence_that_is_gone_changes_nothing():
+def test_a_priority_of_an_overwritten_sequence_changes_nothing():
     memory, actor = memory_of(RULES[1], capacity=300), ScriptedActor(SPEC)
     for _ in range(8):
         memory.add([with_hidden(actor.segment())])

@@ -159,7 +159,7 @@ def require_true(batch, column, rules, script):
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_windows_are_what_happened_to_everyone(rules):
+def test_windows_equal_the_recorded_steps_of_all_agents(rules):
     memory, script = filled(rules)
     left_early = sum(
         2 in step.terminated and len(step.terminated) == 1 for team in script.teams for e in team.episodes for step in e
@@ -224,7 +224,7 @@ def test_errors_of_several_agents_count_by_their_mean():
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_a_restored_memory_goes_on_the_same(rules):
+def test_a_restored_memory_continues_the_same(rules):
     one, script = filled(rules, 20)
     other = memory_of(rules)
     other.restore(codec.unpack(codec.pack(one.state())))

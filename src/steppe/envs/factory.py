@@ -167,7 +167,7 @@ def _why_not_native(source: EnvSource, config: EnvConfig) -> str | None:
     if source.vector_entry_point is None:
         return "Gymnasium has no vector version of it"
     if is_atari(source):
-        return "its vector version can neither be saved nor go on with a game after a lost life"
+        return "its vector version can neither be saved nor continue a game after a lost life"
     if config.wrappers or config.grayscale or config.resize:
         return "environment.wrappers, grayscale and resize work on single environments"
     if source.additional_wrappers:

@@ -160,7 +160,7 @@ def test_the_gradient_is_that_of_the_loss_by_the_book(double, learn_from):
     np.testing.assert_allclose(found, known, atol=2e-5 * max(1.0, np.abs(known).max()), rtol=2e-3)
 
 
-def test_who_is_absent_has_no_values_and_remembers_nothing():
+def test_absent_agents_have_no_values_and_no_state():
     world = world_of(agents=4)
     agent = agent_of(world.spec, stage_agents=[2, 4])
     segment = Walk(agent, world).segment()
@@ -172,7 +172,7 @@ def test_who_is_absent_has_no_values_and_remembers_nothing():
     assert (segment["hidden"][1:][segment["valid"][1:]] != 0).any()
 
 
-def test_empty_places_change_nothing_for_those_who_are_there():
+def test_absent_agents_do_not_affect_the_others():
     few, many = world_of(agents=2), world_of(agents=5)
     one, other = agent_of(few.spec), agent_of(many.spec)
     other.load(_fitting(one, other))
@@ -307,7 +307,7 @@ def lesson_segment(agent, world, outcomes):
     return segment
 
 
-def test_lessons_follow_from_what_was_seen_and_travel_with_the_weights():
+def test_stages_follow_from_observed_episodes_and_are_published_with_the_weights():
     world = world_of(agents=3, size=12)
     settings = {"stage_agents": [1, 3], "stage_sizes": [8, 12], "stage_episodes": 4, "stage_pass": 0.75}
     learner, actor = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
@@ -323,7 +323,7 @@ def test_lessons_follow_from_what_was_seen_and_travel_with_the_weights():
     assert {tuple(row) for row in actor.curriculum_stages(80).tolist()} == {(1, 8), (3, 8), (1, 12), (3, 12)}
 
 
-def test_counts_of_lessons_are_part_of_the_state():
+def test_counts_of_curriculum_stages_are_part_of_the_state():
     world = world_of(agents=3, size=12)
     settings = {"stage_agents": [1, 3], "stage_sizes": [12], "stage_episodes": 4, "stage_pass": 0.75}
     whole, resumed = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
@@ -336,7 +336,7 @@ def test_counts_of_lessons_are_part_of_the_state():
         assert {tuple(row) for row in agent.curriculum_stages(50).tolist()} == {(1, 12), (3, 12)}
 
 
-def test_worlds_give_the_lessons_they_were_asked_for():
+def test_environments_use_the_sampled_curriculum_stages():
     """Whatever is drawn, each environment's next episode is of it, and its rows say so."""
     world = world_of(agents=3, size=12, max_steps=4)
     agent = agent_of(world.spec, stage_agents=[1, 2, 3], stage_sizes=[5, 12], stage_pass=0.001, stage_episodes=1)
@@ -384,7 +384,7 @@ def test_a_priority_is_a_sequence_s():
     assert (learned.priorities > 0).all()
 
 
-def test_a_world_of_one_agent_will_do():
+def test_an_environment_with_one_agent_works():
     world = world_of(agents=1)
     agent = agent_of(world.spec)
     batch = drawn(agent, Walk(agent, world))
@@ -420,7 +420,7 @@ def test_vectors_are_refused():
 
 
 @pytest.mark.parametrize("key", ["hidden", "network", "dueling", "normalize_obs"])
-def test_what_describes_other_networks_is_unknown_here(key):
+def test_options_of_other_networks_are_unknown_keys(key):
     with pytest.raises(ValueError, match=key):
         DHCConfig(**{key: 1})
 

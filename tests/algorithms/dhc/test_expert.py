@@ -53,7 +53,7 @@ def test_moves_that_are_advised(obs, wanted):
     np.testing.assert_array_equal(expert_action_mask(many), np.broadcast_to(expert_action_mask(obs), (2, 3, 5)))
 
 
-def test_somebody_further_away_is_not_beside():
+def test_agents_further_away_are_not_adjacent():
     obs = seen(nearer=[UP])
     obs[0, 2, 4] = obs[0, 3, 3] = 1
     assert np.flatnonzero(expert_action_mask(obs)).tolist() == [UP]

@@ -107,7 +107,7 @@ def expected(net, obs, memory, mask):
     return value + advantage - advantage.mean(axis=1, keepdims=True), memory
 
 
-def test_a_step_is_what_the_paper_says():
+def test_a_step_equals_the_papers_equations():
     net = network()
     obs, memory = rows(8).reshape(2, 4, 6, 9, 9), memories(net, 2)
     mask = np.random.default_rng(5).random((2, 4, 4)) < 0.4
@@ -142,7 +142,7 @@ def alone(mask, agent):
     return mask
 
 
-def test_who_hears_nobody_is_unaffected_by_others():
+def test_agents_without_messages_are_unaffected_by_others():
     net = network()
     mask = alone(np.ones((1, 4, 4), bool), 1)
     obs, memory = rows(4).reshape(1, 4, 6, 9, 9), memories(net, 1)
@@ -156,7 +156,7 @@ def test_who_hears_nobody_is_unaffected_by_others():
         assert (np.abs(changed[0, 0] - values[0, 0]) > 1e-6).any()
 
 
-def test_words_travel_two_rounds_and_no_further():
+def test_messages_reach_agents_two_rounds_away_and_no_further():
     """0 hears 1, 1 hears 2, 2 hears 3: in two rounds 0 learns of 2, and of 3 nothing."""
     net = network()
     mask = np.eye(4, dtype=bool)[None].copy()
@@ -173,7 +173,7 @@ def test_words_travel_two_rounds_and_no_further():
     assert moved == {0: {0}, 1: {0, 1}, 2: {0, 1, 2}, 3: {1, 2, 3}}
 
 
-def test_who_is_absent_disturbs_nobody():
+def test_absent_agents_do_not_affect_others():
     """A row of the mask that is all False is of an agent that is not there; whatever it sees, others do not change."""
     net = network()
     mask = np.ones((1, 4, 4), bool)
@@ -196,7 +196,7 @@ def test_agents_are_alike_wherever_they_stand():
     np.testing.assert_allclose(other[0], values[0, order], atol=1e-6)
 
 
-def test_worlds_do_not_hear_each_other():
+def test_environments_do_not_communicate():
     net = network()
     obs, memory = rows(8).reshape(2, 4, 6, 9, 9), memories(net, 2)
     mask = np.ones((2, 4, 4), bool)

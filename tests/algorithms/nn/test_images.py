@@ -72,7 +72,7 @@ def test_features_and_gradients_are_those_of_plain_layers(shape):
 
 
 @pytest.mark.parametrize("config", [PPOConfig(hidden=(16,)), DQNConfig(hidden=(16,))])
-def test_what_acts_is_what_learns(config):
+def test_acting_and_learning_compute_the_same_values(config):
     """`run` and `trace` give the same numbers, and neither changes the observations."""
     algo = "ppo" if isinstance(config, PPOConfig) else "dqn"
     agent = make_agent(algo, config, spec_of((4, 84, 84)), seed=3)

@@ -249,7 +249,7 @@ def test_an_episode_that_is_cut_still_settles_its_last_steps():
     assert agent.q_table[0, 0] == 1.0 + 0.5 * 2.0 + 0.25 * 8.0
 
 
-def test_batches_choose_what_single_choices_would():
+def test_batched_action_selection_equals_single_selection():
     masks = np.random.default_rng(1).random((3000, ACTIONS)) < 0.5
     masks[:, 1] = True
     states = np.random.default_rng(2).integers(0, STATES, 3000)

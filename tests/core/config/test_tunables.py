@@ -43,7 +43,7 @@ def test_every_live_name_is_a_field_that_may_change(algo):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_what_some_environments_refuse_is_declared(algo):
+def test_environment_dependent_fields_are_declared(algo):
     """By trying: a value that one environment takes and another refuses, where both take the algorithm as it was."""
     agent = config_of(algo).agent
     fields = [name for name in type(agent).model_fields if name not in agent.fixed]

@@ -91,7 +91,7 @@ class TestVisitors(_Loop):
     env = "tests.support.team_envs:Visitors"
     make_plain = team_envs.Visitors
 
-    def test_agents_come_late_and_leave_early(self):
+    def test_agents_may_appear_late_and_leave_early(self):
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
         starts, begins = journal.starts[:-1], journal.starts.reshape(-1, 3, 3)[:-1]
         assert (starts & journal["valid"]).sum() == starts.sum()

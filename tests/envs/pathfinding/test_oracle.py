@@ -69,7 +69,7 @@ def walk(worlds, steps, stream, met):
 
 
 @pytest.mark.slow
-def test_worlds_are_the_slow_world():
+def test_worlds_equal_the_slow_reference():
     met, taken = Counter(), 0
     for index, (num_worlds, num_agents, size, density, share) in enumerate(CASES):
         worlds = PathfindingWorlds(num_worlds, num_agents, size=size, density=density, max_steps=60)
@@ -82,7 +82,7 @@ def test_worlds_are_the_slow_world():
 @pytest.mark.parametrize("view", [3, 5, 11])
 def test_other_views(view):
     worlds = PathfindingWorlds(2, 12, size=14, density=0.25, view=view, max_steps=30)
-    assert worlds.seen.obs.shape == (2, 12, 6, view, view)
+    assert worlds.output.obs.shape == (2, 12, 6, view, view)
     walk(worlds, 200, np.random.default_rng(view), Counter())
 
 

@@ -160,13 +160,13 @@ def test_players_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("opponent", ["self", "random", "perfect"])
-def test_gymnasium_finds_nothing_wrong(opponent):
+def test_gymnasiums_checker_passes(opponent):
     check_env(TicTacToeEnv(opponent=opponent), skip_render_check=True)
     with gym.make("steppe/TicTacToe-v0", opponent=opponent) as env:
         assert env.unwrapped.opponent == opponent
 
 
-def test_what_the_seed_promises():
+def test_the_documented_example():
     env = TicTacToeEnv(render_mode=None)
     assert (env.num_agents, env.observation_space_size, env.action_space_size) == (2, 19_683, 9)
     assert env.reset(seed=1)[0] == 0
@@ -213,7 +213,7 @@ def test_no_two_evaluations_are_the_same_and_a_seed_repeats_them(opponent):
 
 
 @pytest.mark.parametrize("opponent", ["random", "perfect"])
-def test_an_opponent_plays_as_it_is_said_to(opponent):
+def test_an_opponent_plays_by_its_rule(opponent):
     """Mean results over 4,000 games lie within four standard errors of the exact ones, for each seat."""
     for starts in (True, False):
         env = TicTacToeEnv(opponent=opponent, agent_starts=starts)

@@ -81,7 +81,7 @@ def test_replies_and_openings_are_fair():
     np.testing.assert_allclose(np.unique(firsts, return_counts=True)[1] / len(firsts), 1 / 9, atol=0.01)
 
 
-def test_a_reset_without_a_seed_goes_on_and_with_one_repeats():
+def test_a_reset_without_a_seed_continues_the_stream_and_with_one_repeats():
     env = TicTacToeVectorEnv(50, opponent="random")
     first = env.reset(seed=5)[0].tolist()
     assert env.reset()[0].tolist() != first

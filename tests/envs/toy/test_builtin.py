@@ -24,7 +24,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gymnasium_finds_nothing_wrong(name):
+def test_gymnasiums_checker_passes(name):
     register_builtins()
     with gym.make(f"steppe/{name}", disable_env_checker=True) as env:
         check_env(env.unwrapped, skip_render_check=True)
@@ -36,7 +36,7 @@ def test_registering_again_changes_nothing():
     assert dict(gym.registry) == before
 
 
-def test_a_world_of_built_ins_needs_no_import_and_no_torch():
+def test_built_in_environments_need_no_import_and_no_torch():
     code = (
         "import sys; from steppe.envs import probe; from steppe.core.config.run import EnvConfig\n"
         "print(probe('steppe/Identity-v0', EnvConfig()).obs.shape, 'torch' in sys.modules)"
@@ -84,7 +84,7 @@ def test_the_truncated_chain_is_cut_at_its_length():
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
 
 
-def test_counting_keeps_its_identity_until_it_is_seeded_again():
+def test_counting_keeps_its_identity_until_it_is_reseeded():
     env = CountingEnv()
     first = env.reset(seed=1)[0]
     assert env.reset()[0][0] == first[0]

@@ -81,13 +81,13 @@ def test_the_same_seed_gives_the_same_cues():
     assert (one.reset(seed=6)[0] != other.reset(seed=7)[0]).any()
 
 
-def test_it_is_known_to_gymnasium():
+def test_it_is_registered_with_gymnasium():
     register_builtins()
     assert gym.make("steppe/Recall-v0", delay=2).unwrapped.delay == 2
     assert gym.make_vec("steppe/Recall-v0", 3, "vector_entry_point", num_choices=2).num_choices == 2
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_values_are_refused():
     for wrong in ({"num_choices": 1}, {"delay": -1}):
         with pytest.raises(ConfigError, match="must be at least"):
             RecallEnv(**wrong)

@@ -39,7 +39,7 @@ def _counted_episode(seed, steps):
     return episode, steps
 
 
-def test_an_error_in_step_says_where_it_was():
+def test_an_error_in_step_names_its_position():
     fault = _fault(_world("steppe/Failing-v0", kwargs={"at_step": 13}))
     seed = env_seeds(np.random.SeedSequence(0), 3)[0]
     episode, step = _counted_episode(seed, 13)

@@ -49,10 +49,13 @@ class ActorCriticConfig(AgentConfig):
                 raise ConfigError(f"{name} is for recurrent=true: set that too, or leave {name} out")
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        noted = (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
+        policy_columns = (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
         if not self.recurrent:
-            return noted
-        return (*noted, hidden_state_field(self.cell or "lstm", self.cell_size or default_cell_size(spec), once=True))
+            return policy_columns
+        return (
+            *policy_columns,
+            hidden_state_field(self.cell or "lstm", self.cell_size or default_cell_size(spec), once=True),
+        )
 
     def require(self, spec: EnvSpec, name: str) -> None:
         super().require(spec, name)

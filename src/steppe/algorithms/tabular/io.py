@@ -83,12 +83,12 @@ def read(path: Path, kind: str) -> SavedLearner:
     return saved
 
 
-def require_fit(saved: SavedLearner, mine: dict[str, np.ndarray]) -> None:
-    """Raise ConfigError unless the file's arrays have the names, shapes and dtypes of `mine`."""
+def require_fit(saved: SavedLearner, current: dict[str, np.ndarray]) -> None:
+    """Raise ConfigError unless the file's arrays have the names, shapes and dtypes of `current`."""
     differences = [
-        f"{name} is {_describe_array(saved.arrays.get(name))} in the file, {_describe_array(mine.get(name))} here"
-        for name in sorted(mine.keys() | saved.arrays.keys())
-        if _describe_array(saved.arrays.get(name)) != _describe_array(mine.get(name))
+        f"{name} is {_describe_array(saved.arrays.get(name))} in the file, {_describe_array(current.get(name))} here"
+        for name in sorted(current.keys() | saved.arrays.keys())
+        if _describe_array(saved.arrays.get(name)) != _describe_array(current.get(name))
     ]
     if differences:
         raise ConfigError(f"{saved.path} does not fit this learner: {'; '.join(differences)}")

@@ -38,8 +38,8 @@ def make_reference(thing: Callable[..., Any] | str) -> str:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if module and name and "<" not in name and _lookup(module, name) is thing:
         return f"{'__main__' if module.endswith(_IMPORTED_MAIN) else module}:{name}"
-    for text, known in _local.items():
-        if known is thing:
+    for text, registered in _local.items():
+        if registered is thing:
             return text
     text = f"local:{len(_local)}"
     _local[text] = thing

@@ -349,8 +349,8 @@ class RunConfig(FrozenConfig):
         mode = self.mode or self.agent.usual_mode
         object.__setattr__(self, "mode", mode)
         if self.environment.observations is None:
-            world = self.environment.model_copy(update={"observations": self.agent.observations})
-            object.__setattr__(self, "environment", world)
+            environment_config = self.environment.model_copy(update={"observations": self.agent.observations})
+            object.__setattr__(self, "environment", environment_config)
         if mode == "workers":
             self._require_workers()
         elif self.flow.refresh_every != 1:
@@ -527,7 +527,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 def unflatten(flat: Mapping[str, Any]) -> RunConfig:
     """The configuration that `flatten` came from; values that are absent stay absent.
 
-    Records from before there was `flow.ahead` are of runs that were not.
+    Records without `flow.ahead` are from versions that always collected strictly on-policy, so it is 0.
     """
     stored = {key: value for key, value in {"flow.ahead": 0, **flat}.items() if value is not None}
     renamed = config_class(stored.get("algo", DEFAULT_ALGORITHM)).renamed

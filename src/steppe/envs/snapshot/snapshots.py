@@ -163,11 +163,11 @@ class EpisodeReplayLog:
         if self._before is None:
             return None
         try:
-            seen = SnapshotReader().value(self._seen)
+            observation = SnapshotReader().value(self._seen)
         except Unreadable:
             return None
         together = np.array(self._actions)
-        return {"before": self._before, "seed": self._seed, "actions": together, "seen": seen}
+        return {"before": self._before, "seed": self._seed, "actions": together, "seen": observation}
 
     def give(self, tree: Tree) -> None:
         """Replay a log and continue recording after it; raises CannotResume if it leads to another observation."""
@@ -194,9 +194,14 @@ class SegmentEnvState:
         self, world: SeededEnv, envs: EnvSnapshots, statistics: EpisodeStatistics, arrays: dict[str, np.ndarray | None]
     ) -> None:
         """Hold references: `arrays` and those of the episode statistics are read and written in place."""
-        mine = {**arrays, "returns": statistics.returns, "lengths": statistics.lengths, "episodes": statistics.episodes}
-        mine["played"] = statistics.played
-        self._arrays = {name: array for name, array in mine.items() if array is not None}
+        state = {
+            **arrays,
+            "returns": statistics.returns,
+            "lengths": statistics.lengths,
+            "episodes": statistics.episodes,
+        }
+        state["played"] = statistics.played
+        self._arrays = {name: array for name, array in state.items() if array is not None}
         self._world = world
         self._envs = envs
         self._statistics = statistics

@@ -145,8 +145,8 @@ def _make_box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
     whole = np.issubdtype(space.dtype, np.integer)
 
     def batch(actions: np.ndarray) -> np.ndarray:
-        wanted = np.rint(actions) if whole else actions.astype(space.dtype)
-        within: np.ndarray = np.minimum(np.maximum(wanted, space.low), space.high).astype(space.dtype, copy=False)
+        rounded = np.rint(actions) if whole else actions.astype(space.dtype)
+        within: np.ndarray = np.minimum(np.maximum(rounded, space.low), space.high).astype(space.dtype, copy=False)
         return within
 
     return batch
