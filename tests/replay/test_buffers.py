@@ -174,7 +174,7 @@ def test_integers_that_do_not_fit_are_refused():
 def test_drawing_more_than_there_is(batch_size):
     buffer = ReplayBuffer(5, KEYS)
     buffer.add_batch([experience(n) for n in range(3)])
-    with pytest.raises(UsageError, match=r"batch_size|cannot draw 4 experiences from 3"):
+    with pytest.raises(UsageError, match=r"batch_size|cannot sample 4 experiences from 3"):
         buffer.sample(batch_size)
 
 

@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
         there = set(self.model.numbers(part)) if part is not None else self.everything()
         size = max(1, int(share * len(there)))
         if not there:
-            with pytest.raises(UsageError, match="cannot draw"):
+            with pytest.raises(UsageError, match="cannot sample"):
                 self.pool.sample_batch(size, part)
             return
         if self.prioritized and not any(self.odds(part)):

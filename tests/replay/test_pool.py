@@ -65,7 +65,7 @@ def test_routing_by_fill_and_by_source():
         [],
         [5, 2, 5],
     ]
-    with pytest.raises(UsageError, match="say who gathered"):
+    with pytest.raises(UsageError, match="name the source"):
         pool.add_experiences(experiences(1))
     pool.add_experiences(experiences(1), buffer_id=1)
     with pytest.raises(ConfigError, match="routing"):
@@ -142,13 +142,13 @@ def test_drawing_from_one_buffer():
         for buffer_id, size, numbers in ((0, 3, range(3)), (1, 30, range(1010, 1040)), (3, 7, range(33, 40))):
             drawn = np.concatenate([pool.sample_batch(size, buffer_id)["action"] for _ in range(100)])
             assert set(drawn.tolist()) == set(numbers)
-        with pytest.raises(UsageError, match="cannot draw 1 experiences from 0"):
+        with pytest.raises(UsageError, match="cannot sample 1 experiences from 0"):
             pool.sample_batch(1, buffer_id=2)
         with pytest.raises(UsageError, match="there is no buffer 4"):
             pool.sample_batch(1, buffer_id=4)
         with pytest.raises(UsageError, match="there is no buffer -1"):
             pool.add_experiences(experiences(1), buffer_id=-1)
-        with pytest.raises(UsageError, match="cannot draw 41"):
+        with pytest.raises(UsageError, match="cannot sample 41"):
             pool.sample_batch(41)
 
 
@@ -327,7 +327,7 @@ FORMAT_1 = Path(__file__).parent / "fixtures" / "pool-format-1"
         ({"rings": []}, "contradicts itself"),
         ({"prioritized": False}, "lacks columns"),
         ({"rings": [{"size": 3, "cursor": 3, "added": 3}]}, "one file for each"),
-        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 2}, "has not 4 rows"),
+        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 2}, "does not have the 4 rows"),
         ({"extra": "[]"}, "is damaged"),
     ],
 )
@@ -364,7 +364,7 @@ def test_loading_mismatched_data_is_refused(tmp_path):
 
 
 def test_saving_and_loading_nowhere(tmp_path):
-    with pytest.raises(UsageError, match="say where"):
+    with pytest.raises(UsageError, match="give a path"):
         uneven().save_buffers()
     with pytest.raises(UsageError, match="no saved buffers"):
         ReplayBufferPool().load_buffers(tmp_path / "nowhere")

@@ -315,7 +315,7 @@ def test_settings_that_cannot_be():
     pool = ReplayBufferPool(1, 1000)
     with pytest.raises(ConfigError, match="use_prioritized=True"):
         SequenceMemory(SPEC, pool, SequenceSamplingConfig(4), stream=np.random.default_rng())
-    with pytest.raises(ConfigError, match="more room"):
+    with pytest.raises(ConfigError, match="increase the size of each buffer"):
         memory_of(RULES[0], capacity=100)
     with pytest.raises(UsageError, match="does not fit"):
         memory_of(RULES[0]).add([ScriptedActor(SegmentSpec(4, 3, SPEC.obs, SPEC.action)).segment()])

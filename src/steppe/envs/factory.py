@@ -247,7 +247,7 @@ def _as_parallel_env(made: Any, env: str, config: EnvConfig) -> Any:
     """Return a PettingZoo environment as a parallel one; raise WorldError unless its agents are known and distinct."""
     agents = list(getattr(made, "possible_agents", ()))
     if not agents:
-        raise WorldError(f"{env} has no possible_agents: every agent that may ever come needs a row of its own")
+        raise WorldError(f"{env} has no possible_agents: every agent that may appear needs its own row")
     if len({str(agent) for agent in agents}) < len(agents):
         raise WorldError(f"{env} has two agents of the same name among its possible_agents")
     return to_parallel_env(made, numbered=config.observations == "index") if is_aec(made) else made

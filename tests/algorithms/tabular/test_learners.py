@@ -353,9 +353,9 @@ def test_an_episode_with_invalid_rows_is_refused_by_name():
     [
         ({"state_size": 0}, "state_size=0 must be at least 1"),
         ({"state_size": 2.5}, "state_size=2.5 must be a whole number"),
-        ({"learning_rate": 1.5}, "learning_rate=1.5 must lie between 0 and 1"),
+        ({"learning_rate": 1.5}, "learning_rate=1.5 must be between 0 and 1"),
         ({"learning_rate": float("nan")}, "must be a number"),
-        ({"discount_factor": -0.1}, "discount_factor=-0.1 must lie"),
+        ({"discount_factor": -0.1}, "discount_factor=-0.1 must be"),
         ({"epsilon": "much"}, "epsilon='much' must be a number or a schedule"),
         ({"epsilon": LinearSchedule(1, 0, 5), "epsilon_decay": 0.9}, "would have no effect"),
     ],

@@ -68,7 +68,7 @@ def test_in_ray_and_mpi_the_first_node_has_the_server() -> None:
         ({"backend": "mpi"}, "cluster.parameter_server with backend 'mpi'"),
         ({"backend": "mpi", "parameter_server": None, "name": "x"}, "cluster.name with backend 'mpi'"),
         ({"backend": "mpi", "parameter_server": None, "server": {"listen": "h"}}, "cluster.server.listen with"),
-        ({"parameter_server": "auto"}, "is for backend 'ray': say host:port"),
+        ({"parameter_server": "auto"}, "is for backend 'ray': give host:port"),
         ({"name": "x"}, "cluster.name is for backend 'ray'"),
         ({"backend": "grcp"}, "cluster.backend='grcp'"),
         ({"parameter_server": "host"}, "must be host:port"),

@@ -484,7 +484,7 @@ def test_a_byte_of_2_is_no_truth_value():
 
 def test_errors_name_the_entry_and_its_value():
     rows = [["a", [1], "float32", 0], ["b", [3], "float32", 4]]
-    with pytest.raises(ValueError, match="entry 'b' does not lie where it should"):
+    with pytest.raises(ValueError, match="entry 'b' is not at its expected offset"):
         codec.validate_layout(rows, 12)
     tree = codec.unpack(codec.encode_segment(segment()))
     for value, found in [(np.zeros(3), r"float64\(3,\)"), ("x", "str")]:

@@ -315,7 +315,7 @@ class NoSpace(team_envs.Unlike):
 @pytest.mark.parametrize(
     ("env", "config", "words"),
     [
-        (NoAgents, {}, "has no possible_agents: every agent that may ever come needs a row of its own"),
+        (NoAgents, {}, "has no possible_agents: every agent that may appear needs its own row"),
         (Twins, {}, "two agents of the same name"),
         (MixedKinds, {}, "choose in different ways (box, discrete)"),
         (MixedImages, {}, "images that differ in size"),

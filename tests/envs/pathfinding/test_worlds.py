@@ -215,7 +215,7 @@ def test_a_snapshot_that_does_not_fit_is_refused():
     tree = worlds.snapshot()
     elsewhere = PathfindingWorlds(2, 4, size=8)
     elsewhere.reset(0)
-    with pytest.raises(CannotResume, match="made in another way"):
+    with pytest.raises(CannotResume, match="differently configured"):
         elsewhere.restore(tree)
     with pytest.raises(CannotResume, match="'words'"):
         worlds.restore({name: array for name, array in tree.items() if name != "words"})
@@ -294,7 +294,7 @@ def test_bad_arguments_are_one_sentence():
 def test_reset_fails_if_the_agents_do_not_fit():
     """Half of 600 cells in a row are free, but a quarter of those have no free neighbour."""
     worlds = PathfindingWorlds(2, 299, size=(1, 600), density=0.5)
-    with pytest.raises(WorldError, match="299 agents found no room on any map of 1 × 600 cells: make maps larger"):
+    with pytest.raises(WorldError, match="299 agents do not fit on any map of 1 × 600 cells: make maps larger"):
         worlds.reset(0)
     worlds.assign(100)
     worlds.reset(0)

@@ -201,7 +201,7 @@ def test_sound_environments_pass(env):
             "the observations have something for 'nobody', which is not in `possible_agents`",
         ),
         (_stepping(stranger_in_agents), "'nobody' is in `agents` but not in `possible_agents`"),
-        (_stepping(twice_in_agents), "`agents` has somebody twice"),
+        (_stepping(twice_in_agents), "`agents` contains an agent twice"),
         (_stepping(agents_a_tuple), "`agents` must be a list, not ("),
         (_stepping(agents_not_updated), "'zero' is still in `agents` after its episode ended"),
         (_stepping(left_without_an_end), "'zero' left `agents` without having been terminated or truncated"),

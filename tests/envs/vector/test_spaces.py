@@ -129,7 +129,7 @@ def test_a_space_inside_a_dict_is_named_too():
 
 @pytest.mark.parametrize("raw", [np.float32(1), np.zeros(1, np.float32), np.zeros((3, 3), np.float32)])
 def test_a_shape_that_would_spread_is_refused(raw):
-    with pytest.raises(ValueError, match="its space says"):
+    with pytest.raises(ValueError, match="its space has"):
         _row(spaces.Box(-1, 1, (3,)), raw)
 
 

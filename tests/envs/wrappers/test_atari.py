@@ -249,7 +249,7 @@ def test_games_are_listed():
         ({"kwargs": {"frameskip": (2, 5)}}, "frameskip ≥ 1"),
         ({"kwargs": {"repeat_action_probability": 1.5}}, "repeat_action_probability ≤ 1"),
         ({"kwargs": {"mode": 77}}, "pong has no mode 77"),
-        ({"vector": "native"}, "can neither be saved nor go on with a game after a lost life"),
+        ({"vector": "native"}, "can neither be saved nor continue a game after a lost life"),
     ],
 )
 def test_mistakes_get_one_sentence(options, words):

@@ -15,7 +15,7 @@ class A2CConfig(ActorCriticConfig):
     in_rounds = True
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """Environments that step as a vector are cheap: 64 over all actors, 8 per actor elsewhere; 16 steps between updates.
+        """Native vector environments are cheap: 64 over all actors, 8 per actor elsewhere; 16 steps between updates.
         A rollout is used once, so the step size is larger than PPO's: 3e-3, 7e-4 for images. Rewards and observations of
         environments with continuous actions are normalized, except by default with workers, which would each use only their own statistics.
         There is no clipping as in PPO, so mean actions outside the bounds are penalized.

@@ -33,9 +33,9 @@ class DQNConfig(ReplayConfig):
         return min(0.16 * total, 250_000 if spec.is_image else 8_000)
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """32 environments per actor where they step as a vector, 8 elsewhere; segments so short that all actors together
-        bring 256 steps before the next block of updates. One target network per block: with more of them CartPole was
-        not learned. Vectors: two layers of 64 and a step size of 2e-3; images: 1e-4.
+        """Default to 32 native vector environments per actor, otherwise 8; segments are so short that all actors together
+        collect 256 steps between blocks of updates. One target network per block: with more, CartPole was not
+        learned. Vectors: two layers of 64 and a step size of 2e-3; images: 1e-4.
         """
         envs = num_envs or (32 if spec.native_vector else 8)
         fitted = self._chosen(

@@ -44,10 +44,10 @@ class PPOConfig(ActorCriticConfig):
             )
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), large
+        """Native vector environments are cheap: many of them (128 over all actors), short segments (32), large
         minibatches and 2 epochs. Others: 8 per actor, 128 steps, 4 epochs. A rollout makes 8 minibatches of 64 to 512
         rows. The step size grows with the root of the minibatch, 1e-3 at 64 rows to 2.5e-3 at 400 and more; 2.5e-4 for
-        images. Worlds with continuous actions mostly have rewards and observations of any scale: there both are
+        images. Environments with continuous actions often have rewards and observations of any scale: both are
         normalized. Recurrent: one layer before the cell, and minibatches of at least one whole sequence.
         """
         cheap = spec.native_vector and not spec.is_image

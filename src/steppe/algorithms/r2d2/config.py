@@ -29,8 +29,8 @@ class R2D2Config(SequenceConfig):
         return hidden, FieldSpec("q_val", spec.action.sizes, "float32")
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """16 environments per actor where they step as a vector, 8 elsewhere; segments so short that all actors together
-        bring 256 steps before the next block of updates. Vectors: one layer of 64, a cell of 64 and a step size of 2e-3;
+        """Default to 16 native vector environments per actor, otherwise 8; segments are so short that all actors
+        together collect 256 steps between blocks of updates. Vectors: one layer of 64, a cell of 64 and a step size of 2e-3;
         images: 512 and 512, 1e-4.
         """
         envs = num_envs or (16 if spec.native_vector else 8)

@@ -66,7 +66,7 @@ def read(path: Path, kind: str) -> SavedLearner:
         arrays = load(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if "steppe_table" not in metadata:
-            raise ValueError("its metadata does not say that it is a saved table")
+            raise ValueError("its metadata is not that of a saved table")
         if _digest(metadata["steppe_table"], arrays) != metadata.get("sha256"):
             raise ValueError("it does not match its sha256")
         about = json.loads(metadata["steppe_table"])

@@ -84,7 +84,7 @@ class TableAlgorithm(BaseAlgorithm):
             )
             raise ConfigError(f"the table must be float32{list(shape)}, not {what}")
         if not storage.flags.carray:
-            raise ConfigError("the table must lie in memory in one piece that can be written to: copy it first")
+            raise ConfigError("the table must be a contiguous, writable array: copy it first")
         self.storage = storage
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:

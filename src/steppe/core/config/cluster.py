@@ -15,7 +15,7 @@ from steppe.core.config.validation import read_toml, validate_config
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 AUTO = "auto"  # the Ray cluster that this machine is part of
-RUN_TABLE = "run"  # the table of a cluster's file that says what is trained
+RUN_TABLE = "run"  # the table with the run's settings in a cluster's file
 _NAME = Annotated[str, Field(min_length=1, max_length=128)]
 AggregationMethod = Literal["federated", "average", "sum", "weighted", "median", "trimmed_mean", "krum", "multi_krum"]
 
@@ -141,7 +141,7 @@ class ClusterConfig(FrozenConfig):
 
     def _require_grpc(self) -> None:
         if self.parameter_server == AUTO:
-            raise ConfigError(f"cluster.parameter_server={AUTO!r} is for backend 'ray': say host:port")
+            raise ConfigError(f"cluster.parameter_server={AUTO!r} is for backend 'ray': give host:port")
         if self.name != "steppe":
             raise ConfigError("cluster.name is for backend 'ray': leave it out")
 
@@ -219,7 +219,7 @@ def read_cluster(given: Mapping[str, Any] | ClusterConfig, whose: str = "cluster
 
 
 def read_cluster_file(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
-    """The cluster of a TOML file, and what its table [run] says; files that it names are looked for beside it."""
+    """The cluster of a TOML file, and what its table [run] says; relative file names are relative to the file."""
     tree = read_toml(path)
     run = tree.pop(RUN_TABLE, {})
     if not isinstance(run, dict):

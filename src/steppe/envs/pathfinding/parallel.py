@@ -22,7 +22,7 @@ except ImportError as error:
 AgentInfos = dict[str, dict[str, Any]]
 
 
-class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
+class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
     """Guide several agents to their goals on one grid map, all acting at once; arguments as in PathfindingWorlds.
 
     `infos[agent]["comm_mask"]` [num_agents] says from which agents it receives messages. All agents' episodes end

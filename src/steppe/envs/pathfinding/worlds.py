@@ -74,7 +74,7 @@ class PathfindingWorlds:
         shape = _shape(_USUAL_SIZE if size is None else size)
         _require_valid_arguments(num_worlds, num_agents, density, view, max_steps)
         if not isinstance(progress, int | float) or not math.isfinite(progress):
-            raise ConfigError(f"progress={progress!r} must be a finite number: what a step nearer is worth besides")
+            raise ConfigError(f"progress={progress!r} must be a finite number: the additional reward of a step nearer")
         self.num_worlds, self.num_agents, self.view, self.max_steps = num_worlds, num_agents, view, max_steps
         self.scenarios = tuple(as_scenario(each, num_agents) for each in maps)
         self.density = density
@@ -229,7 +229,7 @@ class PathfindingWorlds:
         return {"maps": maps} | {name: getattr(state, name).copy() for name in _SAVED}
 
     def restore(self, tree: Tree) -> PathfindingOutput:
-        """Restore a `snapshot()` of worlds built with the same arguments, and write the observations into `seen`.
+        """Restore a `snapshot()` of worlds built with the same arguments, and write the observations into `output`.
 
         Raises CannotResume.
         """
@@ -394,6 +394,6 @@ def _fitting(tree: Tree, name: str, own: np.ndarray) -> np.ndarray:
     saved = tree.get(name)
     if not isinstance(saved, np.ndarray) or saved.shape != own.shape or saved.dtype != own.dtype:
         raise CannotResume(
-            f"the snapshot's {name!r} is not {own.dtype}{own.shape}: it is of worlds made in another way"
+            f"the snapshot's {name!r} is not {own.dtype}{own.shape}: it is of differently configured worlds"
         )
     return saved

@@ -230,7 +230,7 @@ class SegmentEnvState:
                     f"the snapshot is of {state['num_envs']} × {state['env']}, not {world.num_envs} × {world.spec.id}"
                 )
             if state["arrays"].keys() != self._arrays.keys():
-                raise CannotResume("the snapshot is of a world that was made in another way")
+                raise CannotResume("the snapshot is of a differently configured environment")
             world.reset(np.empty((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype))
             self._envs.give(state["envs"])
             for name, array in self._arrays.items():
@@ -238,7 +238,9 @@ class SegmentEnvState:
             world.seeds[:] = [int(seed) for seed in state["seeds"]]
             self._statistics.refill(state["finished"])
         except _MISMATCH_ERRORS as error:
-            raise CannotResume(f"the snapshot is not one of this world: {type(error).__name__}: {error}") from error
+            raise CannotResume(
+                f"the snapshot does not fit this environment: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _fill(array: np.ndarray, saved: np.ndarray, name: str) -> None:

@@ -17,7 +17,7 @@ except ImportError as error:
     raise MissingExtra("TicTacToe for PettingZoo", "multiagent") from error
 
 
-class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
+class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo has no types
     """Two agents take turns; each observes the board's index and which cells are free."""
 
     metadata: ClassVar[dict[str, Any]] = {

@@ -18,7 +18,7 @@ AgentDict = dict[str, Any]
 _TASKS = ("agree", "divide")
 
 
-class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
+class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
     """Choose numbers as a team: all agents observe the same random number at each step, and each chooses one.
 
     Numbers are from 0 to num_agents − 1.

@@ -73,7 +73,7 @@ class MultiAgentChecker(EnvCheckReport):
         if not self._known():
             return False
         if not self.env.agents:
-            self.report("`agents` is empty after reset(): an episode begins with somebody")
+            self.report("`agents` is empty after reset(): an episode begins with at least one agent")
             return False
         self._complete(result[0], list(self.env.agents), "observations of reset()")
         self._observations(result[0], "reset()")

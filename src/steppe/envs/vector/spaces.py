@@ -38,7 +38,7 @@ class ObservationEncoder:
     def put_checked(self, target: np.ndarray, index: int, raw: Any) -> None:
         """Write like `put`, but raise ValueError for a wrong shape, which NumPy might silently broadcast."""
         if self.raw_shape is not None and np.shape(raw) != self.raw_shape:
-            raise ValueError(f"the observation has shape {np.shape(raw)}, its space says {self.raw_shape}")
+            raise ValueError(f"the observation has shape {np.shape(raw)}, its space has {self.raw_shape}")
         self.put(target, index, raw)
 
 

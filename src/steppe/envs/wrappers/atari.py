@@ -175,7 +175,7 @@ def _load_emulator(rules: AtariSettings) -> ALEInterface:
     ale.setFloat("repeat_action_probability", 0.0)
     ale.setInt("max_num_frames_per_episode", rules.max_num_frames_per_episode)
     rom = roms.get_rom_path(rules.game)
-    assert rom is not None, "the games that ale-py registers are those it brings"
+    assert rom is not None, "ale-py registers only the games it contains"
     ale.loadROM(rom)
     for name, value, choices, choose in (
         ("mode", rules.mode, ale.getAvailableModes(), ale.setMode),
