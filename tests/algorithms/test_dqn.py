@@ -79,11 +79,11 @@ def test_observations_are_normalized_by_those_that_were_acted_on():
     agent = make(normalize_obs=True)
     segment = segment_for(agent)
     agent.observe(segment, Progress(0, 100))
-    seen = segment["obs"][:-1][segment["valid"]].astype(np.float64)
+    observations = segment["obs"][:-1][segment["valid"]].astype(np.float64)
     arrays = agent.weights().arrays()
-    assert float(arrays["normalizer.count"]) == len(seen)
-    np.testing.assert_allclose(arrays["normalizer.mean"], seen.mean(axis=0))
-    np.testing.assert_allclose(arrays["normalizer.var"], seen.var(axis=0))
+    assert float(arrays["normalizer.count"]) == len(observations)
+    np.testing.assert_allclose(arrays["normalizer.mean"], observations.mean(axis=0))
+    np.testing.assert_allclose(arrays["normalizer.var"], observations.var(axis=0))
 
 
 def test_without_a_seed_it_is_seed_zero():

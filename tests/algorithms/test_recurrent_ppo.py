@@ -210,8 +210,8 @@ def test_going_on_in_the_middle_of_an_episode_is_exact(cell):
     resumed.restore_acting(state)
     assert state["hidden"].any(), "within episodes"
     obs, starts = np.random.default_rng(0).normal(size=(3, NUM_ENVS, 3)).astype(np.float32), np.zeros(NUM_ENVS, bool)
-    for seen in obs:
-        first, second = agent.act(seen, starts), resumed.act(seen, starts)
+    for observation in obs:
+        first, second = agent.act(observation, starts), resumed.act(observation, starts)
         for name in first:
             np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 

@@ -286,9 +286,9 @@ def test_frames_of_images_are_joined_along_the_channels():
     world = make_segment_env(references.make_reference(Film), EnvConfig(frame_stack=3), 1, _seed())
     assert world.spec.obs == FieldSpec("obs", (9, 4, 5), "uint8", frames=3)
     journal = collect(world, 8, 3)
-    seen = journal["obs"][:, 0, ::3, 0, 0]  # the first channel of each frame, oldest first
+    frames = journal["obs"][:, 0, ::3, 0, 0]  # the first channel of each frame, oldest first
     np.testing.assert_array_equal(
-        seen, np.array([list(row) for row in ["000", "001", "012", "123", "234", "345", "000", "001", "012"]], int)
+        frames, np.array([list(row) for row in ["000", "001", "012", "123", "234", "345", "000", "001", "012"]], int)
     )
     np.testing.assert_array_equal(journal["final_obs"][5, 0, ::3, 0, 0], [4, 5, 6])
 

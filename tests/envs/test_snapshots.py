@@ -57,15 +57,15 @@ class Rig:
 
     def run(self, actions):
         """Everything that is written and told in these steps, as bytes and plain values."""
-        told = []
+        results = []
         for action in actions:
             for name in ("reward", "final_obs"):
                 self.segment[name][...] = 0
             self.world.step(action, self.segment, 0)
             columns = {n: c.tobytes() for n, c in self.segment.columns.items() if n not in ("obs", "action")}
-            told.append((columns, self.segment["obs"][1].tobytes(), self.world.starts.tolist()))
-            told.append((self.world.take_finished(), self.world.unfinished()))
-        return told
+            results.append((columns, self.segment["obs"][1].tobytes(), self.world.starts.tolist()))
+            results.append((self.world.take_finished(), self.world.unfinished()))
+        return results
 
     def actions(self, count, seed):
         generator = np.random.default_rng(seed)

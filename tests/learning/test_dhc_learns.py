@@ -27,11 +27,11 @@ def arrived(choose, episodes=400, seed=10**6):
     """The share of fresh maps on which both agents arrive who do what `choose` says of what they see."""
     worlds = PathfindingWorlds(episodes, **SETTINGS["environment.kwargs"])
     stream, there, over = np.random.default_rng(seed), np.zeros(episodes, bool), np.zeros(episodes, bool)
-    seen = worlds.reset(seed)
+    output = worlds.reset(seed)
     while not over.all():
-        seen = worlds.step(choose(seen.obs, stream))
-        there |= seen.terminated & ~over
-        over |= seen.terminated | seen.truncated
+        output = worlds.step(choose(output.obs, stream))
+        there |= output.terminated & ~over
+        over |= output.terminated | output.truncated
     return there.mean()
 
 

@@ -453,8 +453,8 @@ def test_memory_of_large_batches_is_reused_only_when_unreferenced():
         for view, part in zip(views, parts, strict=True):
             np.testing.assert_array_equal(view, part)
     del views, held, rows, view
-    seen = set()
+    addresses = set()
     for _ in range(20):
         batch = buffer.sample(500)
-        seen.add(batch["rows"].ctypes.data)
-    assert len(seen) <= 3
+        addresses.add(batch["rows"].ctypes.data)
+    assert len(addresses) <= 3

@@ -29,26 +29,26 @@ def rows_of(blocks):
     )
 
 
-def lives(steps, seen):
+def unbroken_stretches(steps, received):
     """Steps in unbroken stretches: one environment, one episode, segments that were seen and follow each other."""
     stretches = {}
     for step in steps:
-        if step.sequence in seen:
-            lost = sum(number not in seen for number in range(step.sequence))
+        if step.sequence in received:
+            lost = sum(number not in received for number in range(step.sequence))
             stretches.setdefault((step.env, step.obs[2], lost), []).append(step)
     return stretches.values()
 
 
-def expected(steps, seen, n_step):
+def expected(steps, received, n_step):
     """The definition. Windows that the newest segment leaves open are not there yet."""
     rows = []
-    newest = max(seen)
-    for stretch in lives(steps, seen):
+    newest = max(received)
+    for stretch in unbroken_stretches(steps, received):
         for start in range(len(stretch)):
             window = stretch[start : start + n_step]
             last = window[-1]
             cut = last.terminated or last.truncated
-            lost = any(number not in seen for number in range(last.sequence, newest))
+            lost = any(number not in received for number in range(last.sequence, newest))
             if not (cut or len(window) == n_step or lost):
                 continue
             total = sum(GAMMA**k * step.reward for k, step in enumerate(window))
@@ -87,14 +87,14 @@ def test_segments_that_were_dropped_close_windows_early(num_steps, n_step):
     windows = NStepAccumulator(spec, n_step, GAMMA)
     actor = ScriptedActor(spec, seed=num_steps * 7 + n_step, next_step=True)
     drop = np.random.default_rng(n_step)
-    blocks, seen = [], set()
+    blocks, received = [], set()
     for sequence in range(80 // num_steps):
         segment = actor.segment()
         if drop.random() < 0.75:
-            seen.add(sequence)
+            received.add(sequence)
             blocks += windows.transitions(segment)
-            require_same(rows_of(blocks), expected(actor.steps, seen, n_step))
-    assert 0 < len(seen) < actor.sequence
+            require_same(rows_of(blocks), expected(actor.steps, received, n_step))
+    assert 0 < len(received) < actor.sequence
 
 
 def test_segment_boundaries_within_a_life_change_nothing():

@@ -77,9 +77,9 @@ def test_timing_changes_nothing(monkeypatch, num_buffers, routing):
     assert len(quick) > 50
     np.testing.assert_equal(quick, patient)
     monkeypatch.setattr(prefetch, "MIN_THREADED_BYTES", 1 << 40)
-    told = draw_first_and_update_later(memory_of(num_buffers=num_buffers, routing=routing), rounds)
-    assert len(told) == len(quick)
-    for one, other in zip(quick, told, strict=True):
+    results = draw_first_and_update_later(memory_of(num_buffers=num_buffers, routing=routing), rounds)
+    assert len(results) == len(quick)
+    for one, other in zip(quick, results, strict=True):
         np.testing.assert_array_equal(one["indices"], other.indices)
         np.testing.assert_array_equal(one["weights"], other.weights)
         np.testing.assert_array_equal(one["obs"], other["obs"])

@@ -30,10 +30,10 @@ def test_segments_are_joined_along_b_in_the_order_given():
     assert batch["reward"].shape == (5, 9)
     for place, segment in enumerate((two, one, three)):
         for name, column in segment.columns.items():
-            mine = batch[name][:, 3 * place : 3 * place + 3]
+            own = batch[name][:, 3 * place : 3 * place + 3]
             if name == "final_obs":
-                mine, column = mine[segment.cut], column[segment.cut]
-            np.testing.assert_array_equal(mine, column)
+                own, column = own[segment.cut], column[segment.cut]
+            np.testing.assert_array_equal(own, column)
 
 
 def test_columns_are_contiguous_at_any_offset():

@@ -412,8 +412,8 @@ def test_batches_unpack_and_numbers_may_have_an_axis() -> None:
     obs, action, reward, terminated, *_ = plain.get_batch()
     other = axes.get_batch()
     assert obs.shape == (5, 8, 2, 3)
-    for mine, theirs in zip((obs, action, reward, terminated), other, strict=False):
-        np.testing.assert_array_equal(mine, theirs)
+    for own, others in zip((obs, action, reward, terminated), other, strict=False):
+        np.testing.assert_array_equal(own, others)
     assert len(list(other)) == len(other.columns)
 
 

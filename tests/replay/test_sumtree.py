@@ -41,10 +41,10 @@ def chi_square_p(observed, probabilities):
     expected = probabilities * observed.sum()
     assert not observed[probabilities == 0].any()
     small = expected < 10
-    seen = np.append(observed[~small], observed[small].sum())
+    counts = np.append(observed[~small], observed[small].sum())
     wanted = np.append(expected[~small], expected[small].sum())
     keep = wanted > 0
-    return stats.chisquare(seen[keep], wanted[keep] * seen[keep].sum() / wanted[keep].sum()).pvalue
+    return stats.chisquare(counts[keep], wanted[keep] * counts[keep].sum() / wanted[keep].sum()).pvalue
 
 
 @pytest.mark.parametrize("size", SIZES)

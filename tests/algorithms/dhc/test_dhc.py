@@ -93,10 +93,10 @@ def test_stored_state_and_burn_in_give_what_the_whole_episode_gives():
     with torch.no_grad():
         values = windows.unroll(agent.network, traced=False).numpy()
     values = values.reshape(*windows.live.shape, -1)
-    told = windows.live & batch["learn"][..., None]
-    assert told.sum() > 50
+    counted = windows.live & batch["learn"][..., None]
+    assert counted.sum() > 50
     assert (batch["hidden"] != 0).any()
-    np.testing.assert_allclose(values[told], batch["q_val"][:, :, : windows.num_agents][told], atol=3e-3)
+    np.testing.assert_allclose(values[counted], batch["q_val"][:, :, : windows.num_agents][counted], atol=3e-3)
     broken = Batch({**batch.columns, "hidden": np.zeros_like(batch["hidden"])})
     with torch.no_grad():
         other = (
@@ -104,7 +104,9 @@ def test_stored_state_and_burn_in_give_what_the_whole_episode_gives():
             .unroll(agent.network, traced=False)
             .numpy()
         )
-    assert np.abs(other.reshape(values.shape) - values)[told].max() > 1e-2, "without the stored state they are others"
+    assert np.abs(other.reshape(values.shape) - values)[counted].max() > 1e-2, (
+        "without the stored state they are others"
+    )
 
 
 def naive_loss(agent, target, batch, *, first_only):
@@ -274,13 +276,13 @@ def test_agents_learn_the_ways_that_they_see():
         windows = MultiAgentSequences(batch, torch.device("cpu"), first_only=False)
         with torch.no_grad():
             best = windows.unroll(agent.network, traced=False).numpy().argmax(axis=2).reshape(windows.live.shape)
-        told = []
+        best_moves = []
         for t, window, who in np.argwhere(windows.counted).tolist():
             others, _, *ways = batch["obs"][t, window, who]
             if not any(others[cell] for cell in ((3, 4), (5, 4), (4, 3), (4, 5))):
                 nearer = [bool(way[4, 4]) for way in ways]
-                told.append([not any(nearer), *nearer][best[t, window, who]])
-        return np.mean(told)
+                best_moves.append([not any(nearer), *nearer][best[t, window, who]])
+        return np.mean(best_moves)
 
     assert heeded() < 0.6
     lags = [agent.learn(batch).stats["advice_lag"] for _ in range(80)]

@@ -62,10 +62,10 @@ def logistic(x):
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def remembered(p, name, seen, memory):
+def gru_step(p, name, x, memory):
     """A GRU as its paper writes it, with the candidate's reset inside the bias as torch has it."""
     size = len(memory)
-    outside = p[f"{name}.outside.weight"] @ seen + p[f"{name}.outside.bias"]
+    outside = p[f"{name}.outside.weight"] @ x + p[f"{name}.outside.bias"]
     inside = p[f"{name}.inside.weight"] @ memory + p[f"{name}.inside.bias"]
     reset, update = logistic(outside[:size] + inside[:size]), logistic((outside + inside)[size : 2 * size])
     fresh = np.tanh(outside[2 * size :] + reset * inside[2 * size :])
@@ -73,11 +73,11 @@ def remembered(p, name, seen, memory):
 
 
 def encoded(p, obs):
-    seen = np.maximum(convolved(obs.astype(float), p["first.weight"], p["first.bias"], 0), 0)
+    x = np.maximum(convolved(obs.astype(float), p["first.weight"], p["first.bias"], 0), 0)
     for block in range(3):
-        through = np.maximum(convolved(seen, p[f"blocks.{block}.0.weight"], p[f"blocks.{block}.0.bias"], 1), 0)
-        seen = np.maximum(seen + convolved(through, p[f"blocks.{block}.1.weight"], p[f"blocks.{block}.1.bias"], 1), 0)
-    return np.maximum(convolved(seen, p["last.weight"], p["last.bias"], 0), 0).reshape(-1)
+        through = np.maximum(convolved(x, p[f"blocks.{block}.0.weight"], p[f"blocks.{block}.0.bias"], 1), 0)
+        x = np.maximum(x + convolved(through, p[f"blocks.{block}.1.weight"], p[f"blocks.{block}.1.bias"], 1), 0)
+    return np.maximum(convolved(x, p["last.weight"], p["last.bias"], 0), 0).reshape(-1)
 
 
 def listened(p, memory, mask, agent, size, heads=2):
@@ -95,13 +95,13 @@ def listened(p, memory, mask, agent, size, heads=2):
 
 def expected(net, obs, memory, mask):
     p, size = parameters(net), net.hidden_size // 4
-    memory = np.array([remembered(p, "remember", encoded(p, o), m) for o, m in zip(obs, memory, strict=True)])
+    memory = np.array([gru_step(p, "remember", encoded(p, o), m) for o, m in zip(obs, memory, strict=True)])
     for _ in range(2):
-        heard = [
-            remembered(p, "heed", listened(p, memory, mask, a, size), memory[a]) if mask[a].sum() > 1 else memory[a]
+        updated = [
+            gru_step(p, "heed", listened(p, memory, mask, a, size), memory[a]) if mask[a].sum() > 1 else memory[a]
             for a in range(len(memory))
         ]
-        memory = np.array(heard)
+        memory = np.array(updated)
     advantage = memory @ p["head.advantage.weight"].T + p["head.advantage.bias"]
     value = memory @ p["head.value.weight"].T + p["head.value.bias"]
     return value + advantage - advantage.mean(axis=1, keepdims=True), memory

@@ -150,9 +150,9 @@ def test_a_built_in_agent(algo):
     obs, starts = np.array([0, 5]), np.ones(2, bool)
     masks = np.array([[False, True, False], [True, True, True]])
     for _ in range(20):
-        noted = agent.act(obs, starts, masks=masks)
-        assert noted["action"][0] == 1
-        np.testing.assert_array_equal(noted["mask"], masks)
+        columns_of_act = agent.act(obs, starts, masks=masks)
+        assert columns_of_act["action"][0] == 1
+        np.testing.assert_array_equal(columns_of_act["mask"], masks)
     agent.learn(rollout(1))
     twin = made(algo)
     twin.load(agent.weights().stamped(version=4, updates=1, env_steps=2))

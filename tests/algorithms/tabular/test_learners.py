@@ -188,11 +188,11 @@ def test_rates_follow_their_schedules():
 
 def test_a_plain_epsilon_falls_after_each_episode_and_never_rises():
     agent = OptimalQLearning(10, 4, epsilon=0.5, epsilon_decay=0.9, epsilon_min=0.44)
-    seen = [agent.epsilon]
+    epsilons = [agent.epsilon]
     for _ in range(3):
         agent.train_episode(MockEnvironment())
-        seen.append(agent.epsilon)
-    assert seen == pytest.approx([0.5, 0.45, 0.44, 0.44])
+        epsilons.append(agent.epsilon)
+    assert epsilons == pytest.approx([0.5, 0.45, 0.44, 0.44])
     greedy = OptimalQLearning(10, 4, epsilon=0.0)
     greedy.train_episode(MockEnvironment())
     assert greedy.epsilon == 0.0
@@ -509,6 +509,6 @@ def test_a_schedule_of_ones_own_cannot_be_saved(tmp_path):
 
 def test_settings_are_plain(tmp_path):
     agent = NStepQLearning(3, 2, n_step=2, learning_rate=LinearSchedule(0.5, 0.1, 400))
-    told = json.loads(json.dumps(agent.settings()))
-    assert told["n_step"] == 2
-    assert told["learning_rate"] == {"kind": "LinearSchedule", "start": 0.5, "end": 0.1, "num_steps": 400}
+    settings = json.loads(json.dumps(agent.settings()))
+    assert settings["n_step"] == 2
+    assert settings["learning_rate"] == {"kind": "LinearSchedule", "start": 0.5, "end": 0.1, "num_steps": 400}

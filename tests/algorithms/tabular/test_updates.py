@@ -151,13 +151,13 @@ def test_double_q_is_its_rule(batch, seed):
     pair = [SlowTable(STATES, ACTIONS), SlowTable(STATES, ACTIONS)]
     coins = words_of(seed, len(batch["states"]))
     for (state, action, reward, following, done, mask), coin in zip(each(batch), coins, strict=True):
-        mine, other = pair[coin & 1], pair[1 - (coin & 1)]
+        updated, other = pair[coin & 1], pair[1 - (coin & 1)]
         target = reward
         if not done:
             allowed = [a for a in range(ACTIONS) if mask is None or mask[a]]
-            best = max(allowed, key=lambda a: mine.values[following, a])
+            best = max(allowed, key=lambda a: updated.values[following, a])
             target += discount(batch) * other.values[following, best]
-        mine.move(state, action, target, RATE)
+        updated.move(state, action, target, RATE)
     expected = np.stack([table.array() for table in pair])
     together, apart = (DoubleQLearning(STATES, ACTIONS, **OPTIONS, seed=seed) for _ in range(2))
     together.learn(*columns(batch), next_masks=batch["masks"], turn_based=batch["turns"])

@@ -85,8 +85,8 @@ class Talkers(team_envs.Visitors):
         return *rest, {agent: {"comm_mask": self._heard(agent)} for agent in infos}
 
     def reset(self, seed=None, options=None):
-        seen, infos = super().reset(seed)
-        return seen, {agent: {"comm_mask": self._heard(agent)} for agent in infos}
+        output, infos = super().reset(seed)
+        return output, {agent: {"comm_mask": self._heard(agent)} for agent in infos}
 
     def _heard(self, agent):
         place = self.possible_agents.index(agent)
@@ -115,14 +115,14 @@ def test_pathfinding_comm_masks_equal_the_kernels():
     machine = PathfindingWorlds(4, 6, size=12)
     segment = segment_for(world, 1)
     world.reset(segment["obs"][0])
-    seen = machine.reset(world.seeds[0])
+    output = machine.reset(world.seeds[0])
     stream = np.random.default_rng(0)
     for _ in range(50):
-        np.testing.assert_array_equal(get_comm_mask(world).reshape(4, 6, 6), seen.comm_mask)
+        np.testing.assert_array_equal(get_comm_mask(world).reshape(4, 6, 6), output.comm_mask)
         actions = stream.integers(0, 5, 24)
         world.step(actions, segment, 0)
-        seen = machine.step(actions.reshape(4, 6))
-        np.testing.assert_array_equal(segment["obs"][1].reshape(seen.obs.shape), seen.obs)
+        output = machine.step(actions.reshape(4, 6))
+        np.testing.assert_array_equal(segment["obs"][1].reshape(output.obs.shape), output.obs)
 
 
 def test_pathfinding_with_fewer_agents_leaves_rows_empty():

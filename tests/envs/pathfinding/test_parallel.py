@@ -63,11 +63,11 @@ def test_the_parallel_environment_equals_the_slow_reference():
 def test_returned_observations_are_copies():
     env = parallel_env(num_agents=2, size=6)
     first, infos = env.reset(seed=0)
-    kept, heard = first["agent_0"].copy(), infos["agent_0"]["comm_mask"].copy()
+    kept, mask = first["agent_0"].copy(), infos["agent_0"]["comm_mask"].copy()
     for _ in range(5):
         env.step({"agent_0": 1, "agent_1": 4})
     np.testing.assert_array_equal(first["agent_0"], kept)
-    np.testing.assert_array_equal(infos["agent_0"]["comm_mask"], heard)
+    np.testing.assert_array_equal(infos["agent_0"]["comm_mask"], mask)
 
 
 def test_a_curriculum_by_options():
@@ -107,9 +107,9 @@ def test_snapshots_of_the_environment(render_mode):
     other.restore(codec.unpack(codec.pack(one.snapshot())))
     while one.agents:
         actions = actions_of(one, stream)
-        mine, its = one.step(actions), other.step(actions)
-        assert mine[1:4] == its[1:4]
-        np.testing.assert_array_equal(list(mine[0].values()), list(its[0].values()))
+        own, its = one.step(actions), other.step(actions)
+        assert own[1:4] == its[1:4]
+        np.testing.assert_array_equal(list(own[0].values()), list(its[0].values()))
     assert other.agents == []
     np.testing.assert_array_equal(one.reset()[0]["agent_0"], other.reset()[0]["agent_0"])
     if render_mode:
@@ -143,14 +143,14 @@ def test_the_vector_environment_equals_the_worlds():
     for _ in range(40):
         actions = stream.integers(0, 5, (4, 3))
         obs, rewards, terminated, truncated, info = env.step(actions)
-        seen = worlds.step(actions)
-        for mine, its in zip((obs, info["comm_mask"], rewards, terminated, truncated), seen[:5], strict=True):
-            np.testing.assert_array_equal(mine, its)
+        output = worlds.step(actions)
+        for own, its in zip((obs, info["comm_mask"], rewards, terminated, truncated), output[:5], strict=True):
+            np.testing.assert_array_equal(own, its)
         ended = terminated | truncated
         ends += ended.sum()
         assert ("final_obs" in info) == ended.any()
         if ended.any():
-            np.testing.assert_array_equal(info["final_obs"][ended], seen.final_obs[ended])
+            np.testing.assert_array_equal(info["final_obs"][ended], output.final_obs[ended])
             np.testing.assert_array_equal(info["_final_obs"], ended)
     assert ends > 8
     with pytest.raises(ConfigError, match="not a list"):

@@ -29,24 +29,24 @@ def played(given, *moves):
     """(rewards, positions) after each of the moves."""
     worlds = PathfindingWorlds(1, given.num_agents, maps=[given], autoreset=False)
     worlds.reset(0)
-    told = []
+    results = []
     for actions in moves:
-        seen = worlds.step(np.array([actions]))
-        told.append((seen.rewards[0].tolist(), [tuple(cell) for cell in worlds.positions(0).tolist()]))
-    return told
+        output = worlds.step(np.array([actions]))
+        results.append((output.rewards[0].tolist(), [tuple(cell) for cell in worlds.positions(0).tolist()]))
+    return results
 
 
 def test_walls_borders_and_waiting():
     given = scene("a#A", "...")
-    told = played(given, [RIGHT], [UP], [LEFT], [STAY], [DOWN])
-    assert [rewards[0] for rewards, _ in told] == [HIT, HIT, HIT, MOVE, MOVE]
-    assert told[-1][1] == [(1, 0)]
+    results = played(given, [RIGHT], [UP], [LEFT], [STAY], [DOWN])
+    assert [rewards[0] for rewards, _ in results] == [HIT, HIT, HIT, MOVE, MOVE]
+    assert results[-1][1] == [(1, 0)]
 
 
 def test_waiting_on_the_goal_costs_nothing_and_the_last_arrival_pays_everyone():
     given = scene("aA..", "bB..")
-    told = played(given, [RIGHT, STAY], [STAY, STAY], [STAY, RIGHT])
-    assert [rewards for rewards, _ in told] == [[MOVE, MOVE], [HOME, MOVE], [DONE, DONE]]
+    results = played(given, [RIGHT, STAY], [STAY, STAY], [STAY, RIGHT])
+    assert [rewards for rewards, _ in results] == [[MOVE, MOVE], [HOME, MOVE], [DONE, DONE]]
 
 
 def test_agents_that_would_swap_both_stay():
@@ -69,21 +69,21 @@ def test_following_is_allowed_and_the_lowest_id_wins_a_free_cell():
 def test_who_is_sent_back_sends_back_who_follows():
     """c cannot enter the wall, so b, who follows c, and a, who follows b, stay; d, who wanted a's cell, too."""
     given = scene("dabc#", "DABC.")
-    told = played(given, [RIGHT, RIGHT, RIGHT, RIGHT])
-    assert told == [([HIT] * 4, [(0, 1), (0, 2), (0, 3), (0, 0)])]
+    results = played(given, [RIGHT, RIGHT, RIGHT, RIGHT])
+    assert results == [([HIT] * 4, [(0, 1), (0, 2), (0, 3), (0, 0)])]
 
 
 def test_an_agent_that_stays_keeps_its_cell_for_any_order():
     given = scene("a.b", "A.B")
-    told = played(given, [RIGHT, STAY], [RIGHT, STAY])
-    assert told[1] == ([HIT, MOVE], [(0, 1), (0, 2)])
+    results = played(given, [RIGHT, STAY], [RIGHT, STAY])
+    assert results[1] == ([HIT, MOVE], [(0, 1), (0, 2)])
 
 
 def test_an_agent_pushed_back_takes_its_cell_from_the_winner():
     """a and b want c's cell, a has the claim; c cannot leave it after all: both pay."""
     given = scene(".a.", ".c#", ".b.", "ABC")
-    told = played(given, [DOWN, UP, RIGHT])
-    assert told == [([HIT, HIT, HIT], [(0, 1), (2, 1), (1, 1)])]
+    results = played(given, [DOWN, UP, RIGHT])
+    assert results == [([HIT, HIT, HIT], [(0, 1), (2, 1), (1, 1)])]
 
 
 def test_planes_by_hand():
@@ -120,12 +120,12 @@ def test_a_seed_is_all_there_is():
     runs = []
     for num_worlds in (2, 2, 5):
         worlds = PathfindingWorlds(num_worlds, 5, size=12, max_steps=10)
-        stream, told = np.random.default_rng(0), [worlds.reset(7).obs[:2].copy()]
+        stream, results = np.random.default_rng(0), [worlds.reset(7).obs[:2].copy()]
         for _ in range(25):
             actions = np.zeros((num_worlds, 5), int)
             actions[:2] = stream.integers(0, 5, (2, 5))
-            told.append(worlds.step(actions).obs[:2].copy())
-        runs.append(told)
+            results.append(worlds.step(actions).obs[:2].copy())
+        runs.append(results)
     np.testing.assert_array_equal(runs[0], runs[1])
     np.testing.assert_array_equal(runs[0], runs[2])  # a world depends on the seed and its number alone
     other = PathfindingWorlds(2, 5, size=12).reset(8).obs
@@ -198,8 +198,8 @@ def test_restored_snapshots_continue_bit_for_bit(given):
     np.testing.assert_array_equal(restored.comm_mask, one.output.comm_mask)
     for _ in range(60):
         actions = stream.integers(0, 5, (3, 3))
-        for mine, its in zip(one.step(actions)[:5], other.step(actions)[:5], strict=True):
-            np.testing.assert_array_equal(mine, its)
+        for own, its in zip(one.step(actions)[:5], other.step(actions)[:5], strict=True):
+            np.testing.assert_array_equal(own, its)
     assert codec.pack(one.snapshot()) == codec.pack(other.snapshot())
 
 
@@ -239,8 +239,8 @@ def test_it_writes_into_memory_of_the_callers():
     for row in rows[1:]:
         actions = stream.integers(0, 5, (2, 3))
         assert worlds.step(actions, row) is row
-        for mine, its in zip(row, same.step(actions), strict=True):
-            np.testing.assert_array_equal(mine, its)
+        for own, its in zip(row, same.step(actions), strict=True):
+            np.testing.assert_array_equal(own, its)
     assert not worlds.output.obs.any()
     for wrong in (rows[0].obs[:1], rows[0].obs.astype(np.int64), rows[0].obs[:, ::-1]):
         with pytest.raises(ConfigError, match=r"into\.obs is"):
@@ -251,9 +251,9 @@ def test_placing_an_episode():
     worlds = PathfindingWorlds(2, 4, size=9)
     worlds.reset(0)
     given = scene("a..#", "B#.A", "...b")
-    seen = worlds.place(1, given)
+    output = worlds.place(1, given)
     slow = SlowWorld(given.obstacles, given.starts, given.goals)
-    np.testing.assert_array_equal(seen.obs[1, :2], slow.observe())
+    np.testing.assert_array_equal(output.obs[1, :2], slow.observe())
     assert worlds.agents.tolist() == [4, 2]
     assert worlds.goals(1).tolist() == given.goals.tolist()
     with pytest.raises(WorldError, match="no starts and goals"):
@@ -331,11 +331,11 @@ def test_success_rates_of_the_greedy_walk():
     solved = {}
     for agents in (4, 16, 32):
         worlds = PathfindingWorlds(100, agents, density=0.3)
-        seen, stream = worlds.reset(agents), np.random.default_rng(agents)
+        output, stream = worlds.reset(agents), np.random.default_rng(agents)
         first = np.full(100, -1)
         for _ in range(worlds.max_steps):
-            seen = worlds.step(greedy_walk(seen.obs, stream))
-            first = np.where((first < 0) & (seen.terminated | seen.truncated), seen.terminated, first)
+            output = worlds.step(greedy_walk(output.obs, stream))
+            first = np.where((first < 0) & (output.terminated | output.truncated), output.terminated, first)
         solved[agents] = np.mean(first == 1)
     assert solved[4] >= 0.97
     assert 0.72 <= solved[16] <= 0.95

@@ -55,9 +55,9 @@ def test_each_sees_the_board_and_only_the_mover_may_move():
     world.reset()
     world.step(4)
     assert world.agent_selection == "player_2"
-    seen = world.observe("player_2")
-    assert seen["observation"] == 3**4
-    assert seen["action_mask"].tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 1]
+    observation = world.observe("player_2")
+    assert observation["observation"] == 3**4
+    assert observation["action_mask"].tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 1]
     assert not world.observe("player_1")["action_mask"].any()
     assert world.observation_space("player_1").contains(world.observe("player_1"))
     assert world.render() == ". . .\n. X .\n. . ."

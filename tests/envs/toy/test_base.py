@@ -158,9 +158,9 @@ def test_every_combination_has_a_number_and_the_last_component_is_fastest():
     assert env.reset(seed=1) == (0, {})
     combinations = [(a, b, c) for a in (1, 2) for b in (1, 2, 3) for c in (1, 2, 3, 4)]
     for number, (a, b, c) in enumerate(combinations):
-        seen, reward, terminated, truncated, _ = env.step(number)
+        observation, reward, terminated, truncated, _ = env.step(number)
         assert env.wrapped_env.was_set == [a, b, c]
-        assert (seen, reward, terminated, truncated) == ((b - 1) * 4 + (c - 1), 1.0, False, True)
+        assert (observation, reward, terminated, truncated) == ((b - 1) * 4 + (c - 1), 1.0, False, True)
 
 
 def test_the_wrapper_passes_on_what_it_does_not_change():
@@ -189,9 +189,9 @@ def test_the_wrapper_takes_objects_that_only_have_sizes():
 def test_tuples_of_numbers_are_numbered_too():
     env = FlattenMultiDiscreteWrapper(gym.make("Blackjack-v1"))
     assert env.observation_space_size == 32 * 11 * 2
-    seen, _ = env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     hand, shown, ace = gym.make("Blackjack-v1").reset(seed=0)[0]
-    assert seen == (hand * 11 + shown) * 2 + ace
+    assert observation == (hand * 11 + shown) * 2 + ace
 
 
 def test_the_wrapper_works_inside_a_segment_environment():

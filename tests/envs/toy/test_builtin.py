@@ -47,10 +47,10 @@ def test_built_in_environments_need_no_import_and_no_torch():
 
 def test_identity_pays_for_the_right_answer_only():
     env = IdentityEnv(num_choices=3, length=50)
-    seen, _ = env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     for step in range(50):
-        answer = seen if step % 2 else (seen + 1) % 3
-        seen, reward, terminated, truncated, _ = env.step(answer)
+        answer = observation if step % 2 else (observation + 1) % 3
+        observation, reward, terminated, truncated, _ = env.step(answer)
         assert reward == step % 2
         assert not terminated
         assert truncated == (step == 49)
@@ -58,9 +58,9 @@ def test_identity_pays_for_the_right_answer_only():
 
 def test_continuous_identity_pays_minus_the_squared_distance():
     env = gym.make("steppe/ContinuousIdentity-v0", size=2)
-    seen, _ = env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     after, reward, *_ = env.step(np.array([0.5, -0.5], np.float32))
-    assert reward == pytest.approx(-((0.5 - seen[0]) ** 2) - (-0.5 - seen[1]) ** 2, rel=1e-5)
+    assert reward == pytest.approx(-((0.5 - observation[0]) ** 2) - (-0.5 - observation[1]) ** 2, rel=1e-5)
     assert env.step(after)[1] == 0.0
 
 

@@ -139,9 +139,9 @@ class NoSeed(team_envs.Visitors):
 
 class ResetMissing(team_envs.Visitors):
     def reset(self, seed=None, options=None):
-        seen, infos = super().reset(seed)
-        del seen["zero"]
-        return seen, infos
+        observations, infos = super().reset(seed)
+        del observations["zero"]
+        return observations, infos
 
 
 class OldStep(team_envs.Visitors):

@@ -54,11 +54,11 @@ def test_a_step_equals_the_emulators(game, rules):
     env, ale, coins = AtariGame(AtariSettings(game, **rules)), bare(game), generator(5)
     actions = ale.getMinimalActionSet()
     assert env.action_space.n == len(actions)
-    seen, _ = env.reset(seed=5)
+    observation, _ = env.reset(seed=5)
     if env.rules.noop_max:
         for _ in range(coins.integers(1, 31)):
             ale.act(Action.NOOP)
-    np.testing.assert_array_equal(seen, averaged(ale.getScreenGrayscale()))
+    np.testing.assert_array_equal(observation, averaged(ale.getScreenGrayscale()))
     held = Action.NOOP
     for chosen in np.random.default_rng(1).integers(0, len(actions), 60):
         frames, paid = [], 0
@@ -67,24 +67,24 @@ def test_a_step_equals_the_emulators(game, rules):
             held = held if draw < env.rules.repeat_action_probability else actions[chosen]
             paid += ale.act(held)
             frames.append(ale.getScreenGrayscale())
-        seen, reward, terminated, truncated, info = env.step(chosen)
+        observation, reward, terminated, truncated, info = env.step(chosen)
         assert (reward, terminated, truncated, info["lives"]) == (paid, ale.game_over(), False, ale.lives())
-        np.testing.assert_array_equal(seen, averaged(np.maximum.reduce(frames[-2:])))
+        np.testing.assert_array_equal(observation, averaged(np.maximum.reduce(frames[-2:])))
 
 
 def test_an_action_that_always_sticks_never_begins():
     env, ale = AtariGame(AtariSettings("pong", repeat_action_probability=1.0, noop_max=0)), bare("pong")
     env.reset(seed=0)
     for _ in range(40):
-        seen = env.step(3)[0]
+        observation = env.step(3)[0]
         frames = [ale.act(Action.NOOP) or ale.getScreenGrayscale() for _ in range(4)]
-    np.testing.assert_array_equal(seen, averaged(np.maximum(*frames[-2:])))
+    np.testing.assert_array_equal(observation, averaged(np.maximum(*frames[-2:])))
 
 
 def test_colours_and_other_sizes():
     env, ale = AtariGame(AtariSettings("pong", **PLAIN), grayscale=False, size=42), bare("pong")
-    seen, _ = env.reset(seed=0)
-    np.testing.assert_array_equal(seen, averaged(ale.getScreenRGB(), 42))
+    observation, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(observation, averaged(ale.getScreenRGB(), 42))
     whole = AtariGame(AtariSettings("pong", **PLAIN), size=0)
     np.testing.assert_array_equal(whole.reset(seed=0)[0], ale.getScreenGrayscale())
 
@@ -150,8 +150,8 @@ def test_a_seed_determines_everything_after_any_previous_games(game):
     """Beam Rider and Tennis leave traces in memory that change the next game."""
 
     def played(env):
-        seen = [env.reset(seed=7)[0], *(env.step(action)[0] for action in actions)]
-        return np.stack(seen)
+        observation = [env.reset(seed=7)[0], *(env.step(action)[0] for action in actions)]
+        return np.stack(observation)
 
     used, fresh = AtariGame(AtariSettings(game)), AtariGame(AtariSettings(game))
     actions = np.random.default_rng(0).integers(0, used.action_space.n, 80)
