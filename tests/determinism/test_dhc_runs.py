@@ -55,7 +55,7 @@ def test_resuming_is_exact_before_and_after_a_curriculum_stage(tmp_path):
     numbers = [info.number for info in checkpoints.list() if not info.best]
     known = [int(np.count_nonzero(checkpoints.load(n).weights.arrays()["lessons"])) for n in numbers]
     turn = next(place for place, opened in enumerate(known) if opened > 1)
-    assert 0 < turn < len(numbers) - 4, "a lesson was passed on the way"
+    assert 0 < turn < len(numbers) - 4, "a stage was passed on the way"
     for number in {numbers[turn - 1], numbers[turn + 3]}:
         path = tmp_path / f"from-{number}"
         shutil.copytree(whole.path, path)

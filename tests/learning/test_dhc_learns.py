@@ -1,4 +1,4 @@
-"""Two agents learn to find their goals on 5 × 5 cells, by lessons. That targets and gradients are right is for
+"""Two agents learn to find their goals on 5 × 5 cells, with a curriculum. That targets and gradients are right is for
 tests/algorithms/dhc/test_dhc.py: with targets that bootstrap beyond an end, this one passed too."""
 
 import numpy as np
@@ -38,7 +38,7 @@ def arrived(choose, episodes=400, seed=10**6):
 @pytest.mark.long
 @pytest.mark.slow
 def test_two_agents_find_their_goals(tmp_path):
-    """Seed 1, 40,000 steps, 833 updates: both lessons are passed (70 % of 50 episodes that explore), and without exploration
+    """Seed 1, 40,000 steps, 833 updates: both stages are passed (70 % of 50 episodes that explore), and without exploration
     two agents arrive on at least 80 % of 100 fresh maps (89 % when this was written). Whoever does anything hardly ever
     arrives; who is told to step nearer, now and then at random, is about as good."""
     anything = arrived(lambda obs, stream: stream.integers(5, size=obs.shape[:2]))

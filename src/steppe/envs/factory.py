@@ -95,11 +95,11 @@ def compiled_game(env: str, config: EnvConfig) -> CompiledGame | None:
 
 def probe(env: str, config: EnvConfig) -> EnvSpec:
     """Return the spec of the environments that `make_segment_env` builds; builds one environment and closes it."""
-    world = make_segment_env(env, config, 1, np.random.SeedSequence(0))
+    segment_env = make_segment_env(env, config, 1, np.random.SeedSequence(0))
     try:
-        return world.spec
+        return segment_env.spec
     finally:
-        world.close()
+        segment_env.close()
 
 
 def _make_loop_env(
@@ -112,17 +112,17 @@ def _make_loop_env(
             on_error.callback(envs[-1].close)
         if len({id(made) for made in envs}) < num_envs:
             raise WorldError(f"{env} gave the same environment twice: it must make a new one at each call")
-        world: LoopSegmentEnv | ParallelSegmentEnv
+        segment_env: LoopSegmentEnv | ParallelSegmentEnv
         if is_multi_agent(envs[0]):
-            world = _make_multi_agent_env(env, envs, config, env_seeds(seed, num_envs))
+            segment_env = _make_multi_agent_env(env, envs, config, env_seeds(seed, num_envs))
             on_error.pop_all()
-            return world
+            return segment_env
         limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
         spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, envs[0], native=False, limit=limit)
         statistics = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
-        world = LoopSegmentEnv(envs, spec, observations, actions, statistics, env_seeds(seed, num_envs))
+        segment_env = LoopSegmentEnv(envs, spec, observations, actions, statistics, env_seeds(seed, num_envs))
         on_error.pop_all()
-    return world
+    return segment_env
 
 
 def _make_multi_agent_env(env: str, envs: list[Any], config: EnvConfig, seeds: list[int]) -> ParallelSegmentEnv:
@@ -156,9 +156,9 @@ def _make_native_env(
         limit = config.time_limit or source.max_episode_steps
         spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, vector, native=True, limit=limit)
         statistics = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
-        world = NativeSegmentEnv(vector, spec, observations, actions, statistics, env_seeds(seed, 1)[0])
+        segment_env = NativeSegmentEnv(vector, spec, observations, actions, statistics, env_seeds(seed, 1)[0])
         on_error.pop_all()
-    return world
+    return segment_env
 
 
 def _why_not_native(source: EnvSource, config: EnvConfig) -> str | None:

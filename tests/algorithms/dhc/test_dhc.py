@@ -1,4 +1,4 @@
-"""DHC in small pathfinding worlds: what it remembers, whom it heeds, what it learns from, and its lessons."""
+"""DHC in small pathfinding worlds: recurrent state, communication, learning and curriculum."""
 
 import dataclasses
 
@@ -272,7 +272,7 @@ def test_agents_learn_the_ways_that_they_see():
     batch = drawn(agent, Walk(agent, world))
     batch["reward"][:] = 0.0
 
-    def heeded():
+    def share_of_expert_actions():
         windows = MultiAgentSequences(batch, torch.device("cpu"), first_only=False)
         with torch.no_grad():
             best = windows.unroll(agent.network, traced=False).numpy().argmax(axis=2).reshape(windows.live.shape)
@@ -284,10 +284,10 @@ def test_agents_learn_the_ways_that_they_see():
                 best_moves.append([not any(nearer), *nearer][best[t, window, who]])
         return np.mean(best_moves)
 
-    assert heeded() < 0.6
+    assert share_of_expert_actions() < 0.6
     lags = [agent.learn(batch).stats["advice_lag"] for _ in range(80)]
     assert lags[0] > 0.1 > 10 * lags[-1]
-    assert heeded() > 0.9
+    assert share_of_expert_actions() > 0.9
 
 
 def test_advice_needs_planes_that_advise():
@@ -297,8 +297,8 @@ def test_advice_needs_planes_that_advise():
         agent_of(other, expert_coef=0.5)
 
 
-def lesson_segment(agent, world, outcomes):
-    """A segment in which environment 0 ends an episode at each step, of lesson (agents, size), with or without success."""
+def stage_segment(agent, world, outcomes):
+    """A segment in which environment 0 ends an episode at each step, of stage (agents, size), with or without success."""
     segment = Segment.blank(segment_spec(agent.config, world.spec, world.num_envs))
     rows = slice(0, AGENTS)
     segment["valid"][:] = True
@@ -314,13 +314,13 @@ def test_stages_follow_from_observed_episodes_and_are_published_with_the_weights
     settings = {"stage_agents": [1, 3], "stage_sizes": [8, 12], "stage_episodes": 4, "stage_pass": 0.75}
     learner, actor = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
     assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8)}
-    learner.observe(lesson_segment(learner, world, [(1, 8, True)] * 3 + [(3, 12, True)] * 5), Progress(1, 10))
+    learner.observe(stage_segment(learner, world, [(1, 8, True)] * 3 + [(3, 12, True)] * 5), Progress(1, 10))
     actor.load(codec.decode_weights(codec.encode_weights(learner.weights())))
     assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8)}, "three episodes are too few"
-    learner.observe(lesson_segment(learner, world, [(1, 8, False)]), Progress(2, 10))
+    learner.observe(stage_segment(learner, world, [(1, 8, False)]), Progress(2, 10))
     actor.load(codec.decode_weights(codec.encode_weights(learner.weights())))
     assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8), (3, 8), (1, 12)}
-    learner.observe(lesson_segment(learner, world, [(1, 12, True)] * 4), Progress(3, 10))
+    learner.observe(stage_segment(learner, world, [(1, 12, True)] * 4), Progress(3, 10))
     actor.load(learner.weights())
     assert {tuple(row) for row in actor.curriculum_stages(80).tolist()} == {(1, 8), (3, 8), (1, 12), (3, 12)}
 
@@ -329,12 +329,12 @@ def test_counts_of_curriculum_stages_are_part_of_the_state():
     world = world_of(agents=3, size=12)
     settings = {"stage_agents": [1, 3], "stage_sizes": [12], "stage_episodes": 4, "stage_pass": 0.75}
     whole, resumed = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
-    whole.observe(lesson_segment(whole, world, [(1, 12, True)] * 3), Progress(1, 10))
+    whole.observe(stage_segment(whole, world, [(1, 12, True)] * 3), Progress(1, 10))
     resumed.load(whole.weights())
     resumed.restore(codec.unpack(codec.pack(whole.state())))
     for agent in (whole, resumed):
         assert len({tuple(row) for row in agent.curriculum_stages(50).tolist()}) == 1
-        agent.observe(lesson_segment(agent, world, [(1, 12, True)]), Progress(2, 10))
+        agent.observe(stage_segment(agent, world, [(1, 12, True)]), Progress(2, 10))
         assert {tuple(row) for row in agent.curriculum_stages(50).tolist()} == {(1, 12), (3, 12)}
 
 
@@ -344,15 +344,15 @@ def test_environments_use_the_sampled_curriculum_stages():
     agent = agent_of(world.spec, stage_agents=[1, 2, 3], stage_sizes=[5, 12], stage_pass=0.001, stage_episodes=1)
     agent.curriculum.standing[...] = 1
     agent.network.lessons.copy_(torch.from_numpy(agent.curriculum.standing))
-    walk, seen = Walk(agent, world), set()
+    walk, seen_stages = Walk(agent, world), set()
     for _ in range(12):
         segment = walk.segment()
-        there = segment["valid"].reshape(-1, WORLDS, 3)
-        lesson = segment["lesson"].reshape(-1, WORLDS, 3, 2)
-        np.testing.assert_array_equal(there.sum(axis=2), lesson[:, :, 0, 0])
-        assert (lesson == lesson[:, :, :1]).all()
-        seen |= {tuple(row) for row in lesson[:, :, 0].reshape(-1, 2).tolist()}
-    assert seen == {(a, s) for a in (1, 2, 3) for s in (5, 12)}
+        present = segment["valid"].reshape(-1, WORLDS, 3)
+        stages = segment["lesson"].reshape(-1, WORLDS, 3, 2)
+        np.testing.assert_array_equal(present.sum(axis=2), stages[:, :, 0, 0])
+        assert (stages == stages[:, :, :1]).all()
+        seen_stages |= {tuple(row) for row in stages[:, :, 0].reshape(-1, 2).tolist()}
+    assert seen_stages == {(a, s) for a in (1, 2, 3) for s in (5, 12)}
 
 
 def test_the_step_size_is_halved_on_time_and_the_target_follows():

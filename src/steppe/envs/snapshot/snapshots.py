@@ -191,7 +191,11 @@ class SegmentEnvState:
     """Complete state of a segment environment: its environments, arrays, seeds and episode statistics."""
 
     def __init__(
-        self, world: SeededEnv, envs: EnvSnapshots, statistics: EpisodeStatistics, arrays: dict[str, np.ndarray | None]
+        self,
+        segment_env: SeededEnv,
+        envs: EnvSnapshots,
+        statistics: EpisodeStatistics,
+        arrays: dict[str, np.ndarray | None],
     ) -> None:
         """Hold references: `arrays` and those of the episode statistics are read and written in place."""
         state = {
@@ -202,7 +206,7 @@ class SegmentEnvState:
         }
         state["played"] = statistics.played
         self._arrays = {name: array for name, array in state.items() if array is not None}
-        self._world = world
+        self._segment_env = segment_env
         self._envs = envs
         self._statistics = statistics
 
@@ -211,31 +215,33 @@ class SegmentEnvState:
         envs = self._envs.take()
         if envs is None:
             return None
-        world = self._world
+        segment_env = self._segment_env
         return {
-            "env": world.spec.id,
-            "num_envs": world.num_envs,
+            "env": segment_env.spec.id,
+            "num_envs": segment_env.num_envs,
             "envs": envs,
-            "seeds": list(world.seeds),
+            "seeds": list(segment_env.seeds),
             "arrays": {name: array.copy() for name, array in self._arrays.items()},
             "finished": self._statistics.finished.copy(),
         }
 
     def give(self, state: Tree) -> None:
         """Restore the state; raises CannotResume if it does not fit, also for a tree that `take` did not return."""
-        world = self._world
+        segment_env = self._segment_env
         try:
-            if (state["env"], state["num_envs"]) != (world.spec.id, world.num_envs):
+            if (state["env"], state["num_envs"]) != (segment_env.spec.id, segment_env.num_envs):
                 raise CannotResume(
-                    f"the snapshot is of {state['num_envs']} × {state['env']}, not {world.num_envs} × {world.spec.id}"
+                    f"the snapshot is of {state['num_envs']} × {state['env']}, not {segment_env.num_envs} × {segment_env.spec.id}"
                 )
             if state["arrays"].keys() != self._arrays.keys():
                 raise CannotResume("the snapshot is of a differently configured environment")
-            world.reset(np.empty((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype))
+            segment_env.reset(
+                np.empty((num_rows(segment_env), *segment_env.spec.obs.shape), segment_env.spec.obs.dtype)
+            )
             self._envs.give(state["envs"])
             for name, array in self._arrays.items():
                 _fill(array, state["arrays"][name], name)
-            world.seeds[:] = [int(seed) for seed in state["seeds"]]
+            segment_env.seeds[:] = [int(seed) for seed in state["seeds"]]
             self._statistics.refill(state["finished"])
         except _MISMATCH_ERRORS as error:
             raise CannotResume(
