@@ -468,7 +468,7 @@ def test_columns_of_a_first_episode_are_of_the_same_agents():
 def test_a_batch_that_memory_cannot_hold_is_refused(batch_size):
     buffer = GlobalBuffer(50, Windowing(length=4), batch_size=2)
     buffer.add(episode(1, 10, terminated=True))
-    with pytest.raises(UsageError, match="memory has room for"):
+    with pytest.raises(UsageError, match="memory holds"):
         buffer.get_batch(batch_size)
 
 
