@@ -224,7 +224,7 @@ def test_remote_errors_are_raised_locally(tmp_path, monkeypatch):
     with shelves_of("prioritized") as (_, memory):
         learn(memory, actors_of("prioritized"), rounds=5)
         monkeypatch.setattr("steppe.replay.remote.server.write_save", full)
-        with pytest.raises(DiskFull, match="replay-0: there is no room"):
+        with pytest.raises(DiskFull, match="replay-0: there is no disk space"):
             Checkpoints(tmp_path).save(EMPTY, {"memory": memory.live_state()}, {})
         monkeypatch.undo()
         assert Checkpoints(tmp_path).latest() is None, "half a checkpoint is none"
