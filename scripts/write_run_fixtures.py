@@ -23,8 +23,8 @@ REPLAY = {"buffer_size": 1024, "learning_starts": 64, "batch_size": 4}
 PATHS = {
     "environment.kwargs": {"num_agents": 2, "size": 6},
     "channels": 8,
-    "lesson_agents": [],
-    "lesson_sizes": [],
+    "stage_agents": [],
+    "stage_sizes": [],
     "environment.time_limit": 16,
 }
 # Greedy episodes of a barely trained table never end.

@@ -79,11 +79,11 @@ def test_observations_are_normalized_by_those_that_were_acted_on():
     agent = make(normalize_obs=True)
     segment = segment_for(agent)
     agent.observe(segment, Progress(0, 100))
-    seen = segment["obs"][:-1][segment["valid"]].astype(np.float64)
+    observations = segment["obs"][:-1][segment["valid"]].astype(np.float64)
     arrays = agent.weights().arrays()
-    assert float(arrays["normalizer.count"]) == len(seen)
-    np.testing.assert_allclose(arrays["normalizer.mean"], seen.mean(axis=0))
-    np.testing.assert_allclose(arrays["normalizer.var"], seen.var(axis=0))
+    assert float(arrays["normalizer.count"]) == len(observations)
+    np.testing.assert_allclose(arrays["normalizer.mean"], observations.mean(axis=0))
+    np.testing.assert_allclose(arrays["normalizer.var"], observations.var(axis=0))
 
 
 def test_without_a_seed_it_is_seed_zero():
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_update():
         agent.learn(batch)
 
 
-def test_worlds_it_cannot_act_in_are_refused_with_who_can():
+def test_unsupported_environments_are_refused_with_alternatives():
     spec = EnvSpec("Pendulum-v1", SPEC.obs, ActionSpec("box", (1,), (-2.0,), (2.0,)))
     with pytest.raises(
         WorldError, match="dqn cannot choose continuous actions, which Pendulum-v1 has; these can: a2c, a3c, ppo"

@@ -40,9 +40,11 @@ def one_step_advantages(agent, batch):
     """With lambda = 0 an advantage is r + γ V(what was seen next) − V; longer chains are test_returns's."""
     columns = batch.columns
     cut = columns["terminated"] | columns["truncated"]
-    seen = np.where(cut[..., None], columns["final_obs"], columns["obs"][1:])
+    next_observations = np.where(cut[..., None], columns["final_obs"], columns["obs"][1:])
     with torch.no_grad():
-        after = written_out(agent.network, torch.from_numpy(seen.reshape(-1, 3)))[1].numpy().reshape(cut.shape)
+        after = (
+            written_out(agent.network, torch.from_numpy(next_observations.reshape(-1, 3)))[1].numpy().reshape(cut.shape)
+        )
     recorded = np.concatenate([columns["value"][1:], after[-1:]])  # the actor's own, where the episode went on
     after = np.where(columns["terminated"], 0.0, np.where(cut, after, recorded))
     return np.where(columns["valid"], columns["reward"] + agent.config.gamma * after - columns["value"], 0.0)

@@ -86,10 +86,10 @@ def filled(agent, segments=12, vector="loop"):
     for _ in range(segments):
         segment = walk.segment()
         for t, env in zip(*np.nonzero(segment["valid"]), strict=True):
-            seen = segment["obs"][t, env]
-            episodes.setdefault(tuple(seen[:2]), []).append(seen)
+            observation = segment["obs"][t, env]
+            episodes.setdefault(tuple(observation[:2]), []).append(observation)
             if segment.cut[t, env]:
-                episodes[tuple(seen[:2])].append(segment["final_obs"][t, env])
+                episodes[tuple(observation[:2])].append(segment["final_obs"][t, env])
         memory.add([segment])
     return memory, episodes
 
@@ -172,20 +172,20 @@ def test_gradients_are_those_of_the_formula(cell):
 
 
 @both
-def test_starts_forget_and_nothing_else_does(cell):
+def test_only_episode_starts_clear_the_state(cell):
     agent = make(cell)
     agent.begin(2, np.random.default_rng(0))
     obs = np.random.default_rng(1).normal(size=(6, 2, 3)).astype(np.float32)
     starts = np.zeros((6, 2), bool)
     starts[0], starts[3, 1] = True, True
-    noted = [agent.act(obs[t], starts[t]) for t in range(6)]
+    recorded = [agent.act(obs[t], starts[t]) for t in range(6)]
     leaves = leaves_of(agent.network)
     for env, first in ((0, 0), (1, 3)):
         expected = values_by_torch(agent, leaves, obs[first:, env]).detach().numpy()
-        found = np.stack([note["q_val"][env] for note in noted[first:]])
+        found = np.stack([note["q_val"][env] for note in recorded[first:]])
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert not noted[3]["hidden"][1].any()
-    assert noted[3]["hidden"][0].any()
+    assert not recorded[3]["hidden"][1].any()
+    assert recorded[3]["hidden"][0].any()
 
 
 @both
@@ -235,7 +235,7 @@ def test_the_target_network_follows_environment_steps():
     np.testing.assert_array_equal(agent.state()["target"], agent.weights().buffer)
 
 
-def test_what_it_cannot_do_is_refused():
+def test_unsupported_settings_are_refused():
     with pytest.raises(ConfigError, match="sequence_stride=9 would leave steps out between sequences of 8"):
         R2D2Config(sequence_length=8, sequence_stride=9)
     box = EnvSpec("box", FieldSpec("obs", (3,), "float32"), ActionSpec("box", (1,), (-1.0,), (1.0,)))

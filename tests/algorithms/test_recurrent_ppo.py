@@ -107,7 +107,7 @@ def log_probabilities(logits, action):
 
 @both
 @worlds
-def test_what_was_noted_while_acting_is_an_unroll_from_the_segments_start(env, vector, cell):
+def test_recorded_values_equal_an_unroll_from_the_segments_start(env, vector, cell):
     """Values and probabilities over several segments, whose episodes begin before and within them."""
     agent, collect = make(env, vector, cell)
     leaves, inner = leaves_of(agent.network), 0
@@ -126,7 +126,7 @@ def test_what_was_noted_while_acting_is_an_unroll_from_the_segments_start(env, v
 
 @both
 @worlds
-def test_nothing_has_moved_before_the_first_update(env, vector, cell):
+def test_the_ratio_is_one_before_the_first_update(env, vector, cell):
     """The learner comes to the same probabilities as the actor did, in any minibatch of whole environments."""
     agent, collect = make(env, vector, cell)
     for _ in range(3):
@@ -210,8 +210,8 @@ def test_going_on_in_the_middle_of_an_episode_is_exact(cell):
     resumed.restore_acting(state)
     assert state["hidden"].any(), "within episodes"
     obs, starts = np.random.default_rng(0).normal(size=(3, NUM_ENVS, 3)).astype(np.float32), np.zeros(NUM_ENVS, bool)
-    for seen in obs:
-        first, second = agent.act(seen, starts), resumed.act(seen, starts)
+    for observation in obs:
+        first, second = agent.act(observation, starts), resumed.act(observation, starts)
         for name in first:
             np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
@@ -251,7 +251,7 @@ def test_options_that_do_not_go_together_are_refused():
     assert fitted.resolve_defaults(spec, 1, 8)[0] == fitted
 
 
-def test_without_the_option_nothing_is_remembered():
+def test_without_the_option_there_is_no_recurrent_state():
     spec = EnvSpec("invented", FieldSpec("obs", (3,), "float32"), ActionSpec("discrete", (2,)))
     plain = PPO(PPOConfig(), spec)
     assert plain.act(np.zeros((2, 3), np.float32), np.ones(2, bool)).keys() == {"action", "logp", "value"}

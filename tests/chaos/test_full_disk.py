@@ -102,7 +102,7 @@ def test_ended_where_asked_for(runtime, disk):
         layer = settings("ppo", 10**9, disk / "run", runtime=runtime)
         result = train({**layer, "checkpoint.full_disk": "stop"}, [filler])
     assert (result.state, result.reason) == ("FAILED", "disk_full")
-    assert "no room" in result.message
+    assert "no disk space" in result.message
     found = RunDirectory.open(disk / "run")
     assert (found.store.status().state, found.store.status().reason) == ("FAILED", "disk_full")
     assert found.summary()["reason"] == "disk_full"

@@ -22,7 +22,7 @@ from steppe.training.train import run_experiment
 from steppe.transport.kafka.client import KafkaConnection, decode_headers, get_watermarks, open_consumer
 from tests.support.kafka import dead_letters
 from tests.support.kafka_garbage import EVERY, Maker
-from tests.support.service import Served, bring_down, make, run_of
+from tests.support.service import Served, make, run_of, stop_service_and_runs
 
 MANY = int(os.environ.get("FUZZ", "10000"))
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800 + MANY // 100)]
@@ -39,7 +39,7 @@ def served(kafka, tmp_path):
     service = Served(tmp_path, str(kafka))
     service.start()
     yield service
-    bring_down(service)
+    stop_service_and_runs(service)
 
 
 @contextmanager

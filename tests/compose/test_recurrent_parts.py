@@ -205,7 +205,7 @@ def test_what_means_nothing_is_refused():
         ({"algo": "dqn", "recurrent": True}, "unknown key 'recurrent'"),
         ({"algo": "r2d2", "normalize_reward": True}, "unknown key 'normalize_reward'"),
         ({"algo": "r2d2", "cell": "rnn"}, "agent.cell='rnn'"),
-        ({"algo": "r2d2", "mode": "workers"}, "sequences are drawn by priorities, which workers do not keep"),
+        ({"algo": "r2d2", "mode": "workers"}, "sequences are sampled by priorities, which workers do not have"),
         ({"algo": "r2d2", "sequence_length": 4, "sequence_stride": 5}, "sequence_stride=5 would leave steps out"),
     ):
         with pytest.raises(ConfigError, match=sentence):

@@ -110,13 +110,13 @@ def test_a_loop_over_parts_of_a_users_own_learns(kind, tmp_path, monkeypatch):
     server = OwnServer(agent.get_policy_parameters(), at_once=2.0) if "server" in kind else None
     loop = MainLoop(world, pool, agent, server)
     assert loop.evaluate_policy()["return_mean"] < LENGTH
-    told = loop.run_training(200, evaluation_frequency=50)
-    assert (told["state"], told["reason"]) == ("SUCCEEDED", "episodes_done")
-    assert told["eval_return_mean"] == LENGTH
-    assert (told["episode"], told["env_steps"]) == (200, 200 * LENGTH)
+    summary = loop.run_training(200, evaluation_frequency=50)
+    assert (summary["state"], summary["reason"]) == ("SUCCEEDED", "episodes_done")
+    assert summary["eval_return_mean"] == LENGTH
+    assert (summary["episode"], summary["env_steps"]) == (200, 200 * LENGTH)
     assert loop.get_training_progress()["state"] == "SUCCEEDED"
     if server is not None:
-        assert server.accepted == told["updates"] > 50
+        assert server.accepted == summary["updates"] > 50
     if pool is not None:
         assert pool.get_total_experiences() == 200 * LENGTH
 
@@ -166,7 +166,7 @@ def test_pause_resume_and_stop_by_hand():
         loop.stop_training()
 
 
-def test_what_only_parts_of_the_house_can_do():
+def test_some_functions_need_built_in_parts():
     with pytest.raises(ConfigError, match="config is for built-in parts"):
         MainLoop(OwnEnvironment(), None, OwnAgent(), config={"steps": 3})
     with pytest.raises(UsageError, match="your own parts are trained manually"):

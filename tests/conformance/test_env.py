@@ -144,18 +144,18 @@ class TestNativeCartPole(WorldConformance):
     def test_rows_are_what_gymnasiums_vector_gives(self):
         journal = collect(self.make_world(4, 2), self.num_rows, 7)
         vector = gym.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point")
-        seen, _ = vector.reset(seed=_expected_seed(2, 0))
+        observations, _ = vector.reset(seed=_expected_seed(2, 0))
         done = np.zeros(4, bool)
         for t in range(self.num_rows):
-            np.testing.assert_array_equal(journal["obs"][t], seen)
-            seen, reward, terminated, truncated, _ = vector.step(journal["action"][t])
+            np.testing.assert_array_equal(journal["obs"][t], observations)
+            observations, reward, terminated, truncated, _ = vector.step(journal["action"][t])
             np.testing.assert_array_equal(journal["valid"][t], ~done)
             np.testing.assert_array_equal(journal["reward"][t], reward)
             np.testing.assert_array_equal(journal["terminated"][t], terminated)
             np.testing.assert_array_equal(journal["truncated"][t], truncated)
             np.testing.assert_array_equal(journal.starts[t + 1], done)
             done = terminated | truncated
-            np.testing.assert_array_equal(journal["final_obs"][t][done], seen[done])
+            np.testing.assert_array_equal(journal["final_obs"][t][done], observations[done])
 
     def test_every_valid_transition_is_what_a_plain_cartpole_does(self):
         journal = collect(self.make_world(4, 2), self.num_rows, 7)

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.service import Served, bring_down
+from tests.support.service import Served, stop_service_and_runs
 from tests.support.warm_host import WarmHost
 
 
@@ -32,7 +32,7 @@ def served(tmp_path: Path, brokers: str | None, service_host: WarmHost) -> Itera
     service = Served(tmp_path, brokers, host=service_host)
     service.start()
     yield service
-    bring_down(service)
+    stop_service_and_runs(service)
 
 
 @pytest.fixture

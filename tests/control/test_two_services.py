@@ -15,7 +15,7 @@ from steppe.runtimes.kafka.manifest import make_command, wire_name
 from steppe.transport.kafka.board import KafkaBoard
 from steppe.transport.kafka.client import KafkaConnection
 from tests.support.kafka import Topics, settings
-from tests.support.service import LONG, Served, bring_down, finished, in_state, make, run_of, until
+from tests.support.service import LONG, Served, finished, in_state, make, run_of, stop_service_and_runs, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = {**LONG, "actors": 1}
@@ -78,7 +78,7 @@ class OwnService:
         self.api.close()
         if self.topics is not None:
             self.topics.close()
-        bring_down(self.served)
+        stop_service_and_runs(self.served)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_whole_numbers_of_any_kind_are_converted(given: object) -> None:
 @pytest.mark.parametrize(
     "given", [[0.5], [float("nan")], [2**63], ["a"], [None], [[1], [1, 2]], [1j], {"a": 1}, [10**30], [1e300]]
 )
-def test_what_is_no_whole_number_is_refused_by_name(given: object) -> None:
+def test_non_integers_are_refused_by_name(given: object) -> None:
     with pytest.raises(UsageError, match="'action'"):
         as_column(given, "action", "int64")
 
@@ -69,7 +69,7 @@ def test_bounds_repeat_over_components_and_agents() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [5, 20_000])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_what_is_not_finite_is_refused(bad: float, size: int, dtype: type) -> None:
+def test_non_finite_values_are_refused(bad: float, size: int, dtype: type) -> None:
     column = np.full(size, np.finfo(dtype).max)  # whose sum and squares overflow
     require_finite(column, "reward")
     column[3] = bad
@@ -85,7 +85,7 @@ def test_truth_values_have_one_bit() -> None:
         require_flags(flags, "valid")
 
 
-def test_a_sound_segment_passes_whatever_lies_where_nobody_wrote() -> None:
+def test_a_valid_segment_passes_with_any_values_in_unused_rows() -> None:
     segment = segment_for(EnvSpec("test", VECTOR, ActionSpec("discrete", (3,))))
     segment["final_obs"][...] = np.nan
     segment["own"][...] = np.nan  # a column of a user's agent
@@ -157,5 +157,5 @@ def test_agents_with_fewer_components_leave_the_rest_at_zero() -> None:
     assert spec.fields[1].below == (2, 1, 3, 4)
 
 
-def test_bounds_are_no_part_of_what_a_column_is() -> None:
+def test_bounds_do_not_affect_the_equality_of_columns() -> None:
     assert FieldSpec("action", (), "int64", below=(3,)) == FieldSpec("action", (), "int64")

@@ -156,7 +156,7 @@ def test_nothing_unsafe():
     assert wrong == []
 
 
-def test_every_file_says_what_it_is_for():
+def test_every_file_has_a_module_docstring():
     silent = [file for file in FILES if (tree := tree_of(file)).body and not ast.get_docstring(tree)]
     assert silent == []
 

@@ -82,5 +82,5 @@ def test_private_attributes_are_read_where_nothing_public_shows_the_same() -> No
         ("from multiprocessing import forkserver as server\nserver._forkserver._forkserver_pid", 0),
     ],
 )
-def test_what_counts_as_private(source: str, count: int) -> None:
+def test_definition_of_private_attributes(source: str, count: int) -> None:
     assert len(private_reads(source)) == count

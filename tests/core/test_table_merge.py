@@ -18,13 +18,13 @@ class Copy:
     """One worker's side, as transports have it."""
 
     def __init__(self, shared):
-        self.local, self.base, self.seen = shared.copy(), shared.copy(), 0
+        self.local, self.base, self.read_until = shared.copy(), shared.copy(), 0
         self.found, self.kept = np.empty(len(shared) + 1, np.int64), np.ones(shared.shape, np.float32)
 
     def merge(self, shared, log, head, candidates=NONE):
         rows = self.found[: find_changed_rows(self.local, self.base, candidates, self.found)].copy()
-        self.seen = merge_rows(shared, self.local, self.base, self.kept, rows, log, head, self.seen)
-        return self.seen, rows
+        self.read_until = merge_rows(shared, self.local, self.base, self.kept, rows, log, head, self.read_until)
+        return self.read_until, rows
 
 
 def test_changed_rows_are_found_among_all_and_among_candidates():
@@ -83,7 +83,7 @@ def test_rows_that_nobody_changed_are_not_touched():
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
-def test_workers_that_all_come_to_a_value_do_not_overshoot_it(num_workers):
+def test_workers_that_converge_to_one_value_do_not_overshoot_it(num_workers):
     """n updates at rate α towards a target, by each worker at once: as if they had been made one after the other."""
     rate, updates, target = 0.3, 5, 7.0
     left = (1 - rate) ** updates
@@ -101,13 +101,13 @@ def test_workers_that_all_come_to_a_value_do_not_overshoot_it(num_workers):
         assert shared[0, 0] == pytest.approx(target - target * left ** (num_workers * turn))
 
 
-def test_messages_between_ranks_come_to_the_same():
+def test_messages_between_ranks_give_the_same_result():
     shared = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
-    old, mine, kept = (
+    old, learned, kept = (
         shared[[0, 2]],
         np.array([[1.0, 8.0], [2.0, 6.0]], np.float32),
         np.array([[1.0, 0.5], [0.25, 1.0]]),
     )
     shared += 10.0  # what others have learned meanwhile
-    apply_remote_rows(shared, np.array([0, 2]), kept, mine - kept * old)
+    apply_remote_rows(shared, np.array([0, 2]), kept, learned - kept * old)
     assert shared.tolist() == [[11.0, 8.0 + 5.0], [13.0, 14.0], [2.0 + 2.5, 16.0]]

@@ -18,7 +18,7 @@ SMALL = {
     "env": "steppe/Pathfinding-v0", "environment.kwargs": {"num_agents": 3, "size": 4, "density": 0.0, "max_steps": 16},
     "algo": "dhc", "actors": 2, "envs": 3, "seed": 5, "mode": "sync", "channels": 8, "segment_steps": 8, "batch_size": 4,
     "sequence_length": 6, "burn_in": 2, "learning_starts": 60, "samples_per_insert": 1.0, "target_every": 5,
-    "lesson_agents": (1, 3), "lesson_episodes": 4, "lesson_pass": 0.25, "epsilon_base": 0.9, "epsilon_power": 0.0,
+    "stage_agents": (1, 3), "stage_episodes": 4, "stage_pass": 0.25, "epsilon_base": 0.9, "epsilon_power": 0.0,
     "steps": 9 * 48,
     "evaluation.episodes": 2, "evaluation.every_steps": 10**9,
 }  # fmt: skip
@@ -49,13 +49,13 @@ def test_sync_is_the_same_in_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_is_exact_from_before_and_after_a_lesson(tmp_path):
+def test_resuming_is_exact_before_and_after_a_curriculum_stage(tmp_path):
     whole = train(tmp_path / "whole", **EVERY_STEP)
     checkpoints = Checkpoints(whole.path / "checkpoints")
     numbers = [info.number for info in checkpoints.list() if not info.best]
     known = [int(np.count_nonzero(checkpoints.load(n).weights.arrays()["lessons"])) for n in numbers]
     turn = next(place for place, opened in enumerate(known) if opened > 1)
-    assert 0 < turn < len(numbers) - 4, "a lesson was passed on the way"
+    assert 0 < turn < len(numbers) - 4, "a stage was passed on the way"
     for number in {numbers[turn - 1], numbers[turn + 3]}:
         path = tmp_path / f"from-{number}"
         shutil.copytree(whole.path, path)

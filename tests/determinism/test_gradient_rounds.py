@@ -61,7 +61,7 @@ def test_taking_turns_makes_free_workers_repeat_themselves(tmp_path):
 
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_a_stopped_run_goes_on_exactly(runtime, tmp_path):
+def test_a_stopped_run_resumes_exactly(runtime, tmp_path):
     settings = {**CASES["a2c, our loop"], "steps": 10**6}
     once = run(runtime, tmp_path / "halves", [lambda view: view.env_steps > 0], **settings)
     assert once.state == "STOPPED"

@@ -100,7 +100,7 @@ def test_single_is_sync_with_one_actor_that_is_not_ahead(case, tmp_path):
     assert figures(alone) == figures(beside)
 
 
-def test_more_room_than_needed_changes_nothing(tmp_path):
+def test_larger_buffers_than_needed_change_nothing(tmp_path):
     settings = {"mode": "sync", "actors": 2, **CASES["dqn, our loop, everything"]}
     one = run("inline", tmp_path, "one", **settings)
     for runtime in ("inline", "processes"):
@@ -124,7 +124,7 @@ def test_another_seed_gives_other_weights(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["ppo, our loop", "ppo, recurrent", "r2d2"])
-def test_how_often_it_is_judged_changes_nothing(case, tmp_path):
+def test_the_frequency_of_evaluations_changes_nothing(case, tmp_path):
     """Evaluation has random numbers and, where an agent remembers, a memory of its own."""
     settings = {"mode": "sync", "actors": 2, **CASES[case]}
     often = run("inline", tmp_path, "often", **settings | {"evaluation.every_steps": 100})

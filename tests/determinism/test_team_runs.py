@@ -83,10 +83,10 @@ def test_steps_are_the_environments_and_episodes_are_counted_once(tmp_path):
     assert result.env_steps == SMALL["steps"]
     assert result.summary["agent_steps"] == 3 * SMALL["steps"]
     lines = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
-    told = [line for line in lines if line["kind"] == "actor" and line["episodes"]]
-    assert told
-    assert all(length <= 12 for line in told for _, length in line["episodes"])
-    for line in told:
+    reports = [line for line in lines if line["kind"] == "actor" and line["episodes"]]
+    assert reports
+    assert all(length <= 12 for line in reports for _, length in line["episodes"])
+    for line in reports:
         mean = sum(total for total, _ in line["episodes"]) / len(line["episodes"])
         assert sum(line["agent_returns"].values()) == pytest.approx(mean)
         assert list(line["agent_returns"]) == ["agent_0", "agent_1", "agent_2"]

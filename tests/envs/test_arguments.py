@@ -40,7 +40,7 @@ def cheetah(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "find_env", lambda env: Cheetah)
 
 
-def test_what_the_signature_has_is_taken() -> None:
+def test_arguments_of_the_signature_are_accepted() -> None:
     require_env_kwargs("x", {"forward_reward_weight": 2, "reset": False, "limits": [-2.0, 2.0], "frame_skip": 4})
     require_env_kwargs("x", {"camera": "side"})
 
@@ -67,11 +67,11 @@ def test_what_the_signature_has_is_taken() -> None:
         ("camera", {"a": 1}),
     ],
 )
-def test_what_could_reach_out_or_does_not_fit_is_refused(name: str, value: Any) -> None:
+def test_unsafe_and_invalid_arguments_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"environment\.kwargs\.{name} "):
         require_env_kwargs("x", {name: value})
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ConfigError, match=r"no_such .*; environment\.kwargs\.reset "):
         require_env_kwargs("x", {"no_such": 1, "reset": 3})

@@ -108,7 +108,7 @@ def test_probe_agrees_with_make_world(vector):
         ("", "there is no environment ''"),
     ],
 )
-def test_what_cannot_be_found_is_one_sentence(env, sentence):
+def test_an_unknown_environment_raises_a_clear_error(env, sentence):
     with pytest.raises(WorldError) as caught:
         probe(env, EnvConfig())
     assert sentence in str(caught.value)
@@ -170,7 +170,7 @@ def test_keyword_arguments_reach_the_environment():
     assert probe("steppe/Identity-v0", EnvConfig(kwargs={"num_choices": 9})).obs.shape == (9,)
 
 
-def test_wrong_keyword_arguments_are_one_sentence():
+def test_wrong_keyword_arguments_raise_a_clear_error():
     with pytest.raises(WorldError, match=r"cannot make steppe/Identity-v0 with {'colour': 3}: TypeError"):
         probe("steppe/Identity-v0", EnvConfig(kwargs={"colour": 3}))
 
@@ -217,7 +217,7 @@ def test_wrappers_are_applied_in_order():
     np.testing.assert_array_equal(wrapped["obs"], plain["obs"])
 
 
-def test_a_thing_that_does_not_wrap_is_one_sentence():
+def test_an_invalid_wrapper_raises_a_clear_error():
     with pytest.raises(WorldError, match="the wrapper builtins:repr returned a str"):
         probe("steppe/Counting-v0", EnvConfig(wrappers=("builtins:repr",)))
 
@@ -286,9 +286,9 @@ def test_frames_of_images_are_joined_along_the_channels():
     world = make_segment_env(references.make_reference(Film), EnvConfig(frame_stack=3), 1, _seed())
     assert world.spec.obs == FieldSpec("obs", (9, 4, 5), "uint8", frames=3)
     journal = collect(world, 8, 3)
-    seen = journal["obs"][:, 0, ::3, 0, 0]  # the first channel of each frame, oldest first
+    frames = journal["obs"][:, 0, ::3, 0, 0]  # the first channel of each frame, oldest first
     np.testing.assert_array_equal(
-        seen, np.array([list(row) for row in ["000", "001", "012", "123", "234", "345", "000", "001", "012"]], int)
+        frames, np.array([list(row) for row in ["000", "001", "012", "123", "234", "345", "000", "001", "012"]], int)
     )
     np.testing.assert_array_equal(journal["final_obs"][5, 0, ::3, 0, 0], [4, 5, 6])
 
@@ -353,7 +353,7 @@ def test_the_first_environment_renders():
 
 
 @pytest.mark.parametrize("env", ["steppe/Counting-v0", "steppe.envs.toy.builtin:CountingEnv"])
-def test_rendering_what_has_no_pictures_gives_none(env):
+def test_rendering_an_environment_without_images_returns_none(env):
     world = make_segment_env(env, EnvConfig(), 1, _seed(), render=True)
     world.reset(np.zeros((1, 3), np.float32))
     assert world.render() is None
@@ -361,7 +361,7 @@ def test_rendering_what_has_no_pictures_gives_none(env):
 
 
 @pytest.mark.parametrize("vector", ["auto", "native"])
-def test_rendering_without_its_package_says_how_to_get_it(vector, monkeypatch):
+def test_rendering_without_its_package_names_the_extra(vector, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygame", None)
     world = make_segment_env("CartPole-v1", EnvConfig(vector=vector), 1, _seed(), render=True)
     world.reset(np.zeros((1, 4), np.float32))

@@ -87,14 +87,14 @@ def test_several_choices_become_one_number():
     assert segment["reward"].item() == 13.0  # (1, 3)
 
 
-def test_spaces_that_no_table_has_say_what_to_do():
+def test_unsupported_spaces_raise_with_advice():
     with pytest.raises(WorldError, match=r'observes Box.*wrappers=\["steppe.classic:DiscretizeWrapper"\]'):
         probe("CartPole-v1", INDEX)
     with pytest.raises(ConfigError, match="frame_stack is for observations that are no numbers"):
         probe("FrozenLake-v1", EnvConfig(observations="index", frame_stack=2))
 
 
-def test_taxi_says_what_is_allowed():
+def test_taxi_provides_action_masks():
     world = make_segment_env("Taxi-v4", INDEX, 3, np.random.SeedSequence(0))
     assert (world.spec.num_states, world.spec.max_episode_steps) == (500, 200)
     _, masks = stepped(world, [0, 1, 2])

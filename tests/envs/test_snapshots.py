@@ -57,15 +57,15 @@ class Rig:
 
     def run(self, actions):
         """Everything that is written and told in these steps, as bytes and plain values."""
-        told = []
+        results = []
         for action in actions:
             for name in ("reward", "final_obs"):
                 self.segment[name][...] = 0
             self.world.step(action, self.segment, 0)
             columns = {n: c.tobytes() for n, c in self.segment.columns.items() if n not in ("obs", "action")}
-            told.append((columns, self.segment["obs"][1].tobytes(), self.world.starts.tolist()))
-            told.append((self.world.take_finished(), self.world.unfinished()))
-        return told
+            results.append((columns, self.segment["obs"][1].tobytes(), self.world.starts.tolist()))
+            results.append((self.world.take_finished(), self.world.unfinished()))
+        return results
 
     def actions(self, count, seed):
         generator = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ ENVS += ["steppe/Counting-v0"]
 
 @pytest.mark.parametrize("env", [*ENVS, make_reference(chain), make_reference(checked)])
 @pytest.mark.parametrize("steps", rest_slow(57, 0, 1, 250))
-def test_the_heir_of_a_loop_goes_on_exactly(env, steps):
+def test_a_restored_loop_continues_exactly(env, steps):
     require_exact(env, steps=steps)
 
 
@@ -131,7 +131,7 @@ def test_frames_limits_clipped_rewards_and_wrappers_go_along(env):
 
 @pytest.mark.parametrize("steps", rest_slow(57, 0, 1, 250))
 @pytest.mark.parametrize("config", [{}, {"frame_stack": 3}, {"time_limit": 9}])
-def test_the_heir_of_a_native_vector_goes_on_exactly(config, steps):
+def test_a_restored_native_vector_continues_exactly(config, steps):
     require_exact("CartPole-v1", EnvConfig(vector="native", **config), num_envs=8, steps=steps)
 
 
@@ -161,7 +161,7 @@ def test_environments_made_to_fail_fail_at_the_same_step(env):
         assert one.run(one.actions(20, 2)) == other.run(one.actions(20, 2))
 
 
-def test_snapshots_do_not_change_when_the_world_goes_on():
+def test_snapshots_are_copies():
     rig = Rig(make_reference(chain), LOOP, 2, 1).begin()
     rig.run(rig.actions(10, 1))
     state = rig.world.snapshot()
@@ -171,7 +171,7 @@ def test_snapshots_do_not_change_when_the_world_goes_on():
 
 
 @pytest.mark.parametrize("vector", ["loop", "native"])
-def test_finished_episodes_that_nobody_asked_for_go_along(vector):
+def test_unread_finished_episodes_are_part_of_the_state(vector):
     one, other = (Rig("CartPole-v1", EnvConfig(vector=vector), 3, seed).begin() for seed in (1, 2))
     for action in one.actions(60, 1):
         one.world.step(action, one.segment, 0)
@@ -357,7 +357,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_refused_by_name(name):
+def test_unreadable_values_are_refused_by_name(name):
     with pytest.raises(reader.Unreadable, match=r"^Holder\.held holds") as refusal:
         reader.SnapshotReader().object(Holder(REFUSED[name]()))
     expected = "builtins.function" if name in ("count_up", "<lambda>") else name
@@ -365,7 +365,7 @@ def test_what_cannot_be_read_is_refused_by_name(name):
 
 
 @pytest.mark.parametrize("harmless", [max, np.add, Board, np, len, lambda: 1, np.dtype("f4"), gym.spec("CartPole-v1")])
-def test_what_is_no_state_stays_as_the_new_environment_has_it(harmless):
+def test_attributes_without_state_keep_the_new_environments_value(harmless):
     tree = codec.unpack(codec.pack(reader.SnapshotReader().object(Holder(harmless))))
     heir = Holder(harmless)
     rebuild(heir, tree)
@@ -527,7 +527,7 @@ def test_an_episode_that_cannot_be_read_is_repeated(env, steps):
 
 
 @pytest.mark.parametrize("wrappers", [(), ("gymnasium.wrappers:RecordEpisodeStatistics",)])
-def test_an_environment_that_declines_is_taken_at_its_word(wrappers):
+def test_an_environment_may_decline_snapshots(wrappers):
     rig = Rig(make_reference(Own), EnvConfig(vector="loop", kwargs={"declines": True}, wrappers=wrappers), 2, 1).begin()
     rig.run(rig.actions(60, 1))
     assert rig.world.snapshot() is None
@@ -605,7 +605,7 @@ class SlottedEnv(gym.Env):
         return self.spot, 1.0, self.spot == 3, False, {}
 
 
-def test_an_environment_of_which_nothing_is_known_resumes_at_episode_boundaries():
+def test_an_unsupported_environment_resumes_at_episode_boundaries():
     rig = Rig(make_reference(SlottedEnv), LOOP, 2, 1).begin()
     rig.run(rig.actions(8, 1))
     assert rig.world.snapshot() is None
@@ -626,7 +626,7 @@ def test_a_native_vector_that_cannot_be_read_resumes_at_episode_boundaries(monke
 
 
 @pytest.mark.parametrize("config", [{"frame_stack": 2}, {"vector": "native"}])
-def test_a_snapshot_of_a_world_made_otherwise_is_refused(config):
+def test_a_snapshot_of_differently_configured_environments_is_refused(config):
     one = Rig("CartPole-v1", LOOP, 2, 1).begin()
     other = Rig("CartPole-v1", EnvConfig(**{"vector": "loop", **config}), 2, 1)
     with pytest.raises(CannotResume):
@@ -653,7 +653,7 @@ def _damage(tree, path=()):
                 yield broken
 
 
-def test_a_mangled_snapshot_raises_nothing_but_cannot_resume():
+def test_a_damaged_snapshot_raises_only_cannot_resume():
     state = Rig("CartPole-v1", LOOP, 1, 1).begin().world.snapshot()
     tried = refused = 0
     for broken in _damage(state):
@@ -668,7 +668,7 @@ def test_a_mangled_snapshot_raises_nothing_but_cannot_resume():
     assert refused > tried // 2
 
 
-def test_what_does_not_fit_leaves_the_environment_as_it_was():
+def test_an_invalid_snapshot_leaves_the_environment_unchanged():
     one, other = gym.wrappers.TimeLimit(Holder(1), 5), gym.wrappers.TimeLimit(Holder(2), 6)
     tree = reader.SnapshotReader().object(one)
     tree["values"]["env"]["left"]["missing"] = "some.Function"

@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from steppe.control.backends.kube_client import KubernetesClient
 from tests.support.kube import ROOT, until
-from tests.support.kube_node import StandIn
+from tests.support.kube_node import FakeNode
 from tests.support.kube_tunnel import Tunnel
 from tests.support.service import Served
 
@@ -32,7 +32,7 @@ def tunnel(plane):
 
 @pytest.fixture
 def node(plane, namespace):
-    with StandIn(plane, namespace) as made:
+    with FakeNode(plane, namespace) as made:
         yield made
 
 
@@ -145,9 +145,11 @@ def test_a_run_is_stopped_only_after_its_learner_has_ended(plane, namespace, api
 def test_a_completed_run_is_not_restarted(plane, namespace, api, node):
     until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is running")
     [learner] = [
-        life for life in node.lives.values() if life.pod["metadata"]["labels"].get("steppe.dev/role") == "learner"
+        container
+        for container in node.containers.values()
+        if container.pod["metadata"]["labels"].get("steppe.dev/role") == "learner"
     ]
-    learner.words, learner.ended = lambda: "complete", lambda: 0
+    learner.termination_message, learner.ended = lambda: "complete", lambda: 0
     until(lambda: api.get(RUN).json()["state"] == "SUCCEEDED", "the run has ended")
     until(lambda: not pods(plane, namespace, "learner") and not pods(plane, namespace, "actor"), "no pod is left")
     assert api.get(RUN).json()["state"] == "SUCCEEDED"

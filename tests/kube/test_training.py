@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.support.commands import free_port
 from tests.support.kube import ROOT, apply, rendered, until
-from tests.support.kube_node import Life, StandIn
+from tests.support.kube_node import Container, FakeNode
 from tests.support.service import Served, finished
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -50,7 +50,7 @@ ENTRY = re.compile(r"^ENTRYPOINT (\[.*\])$", re.MULTILINE)
 SEGMENTS = "steppe_learner_segments_total"
 
 
-class RoleLife(Life):
+class RoleContainer(Container):
     """Runs a container's command as a local process with its own port and directories."""
 
     home: Path
@@ -137,16 +137,16 @@ class RoleLife(Life):
             return self.process.wait()
 
 
-class Cluster(StandIn):
+class Cluster(FakeNode):
     """The fake node, with access to the roles that it runs."""
 
     def of(self, role):
-        return [life for life in list(self.lives.values()) if life.role == role]
+        return [container for container in list(self.containers.values()) if container.role == role]
 
     @property
     def learner(self):
-        [life] = self.of("learner")
-        return life
+        [container] = self.of("learner")
+        return container
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def cluster(plane, brokers, tmp_path):
     maps["steppe-run"]["data"] = {"run": "demo", "run.toml": SMALL}
     maps["steppe-kafka"]["data"] = brokers
     apply(plane, manifests)
-    with Cluster(plane, name, type("Here", (RoleLife,), {"home": tmp_path, "plane": plane})) as node:
+    with Cluster(plane, name, type("Here", (RoleContainer,), {"home": tmp_path, "plane": plane})) as node:
         node.namespace = name
         yield node
 
@@ -211,20 +211,20 @@ def _int64(data: bytes) -> int:
     return struct.unpack("<q", data)[0]
 
 
-def taken(learner: RoleLife) -> list[tuple[int, int]]:
+def taken(learner: RoleContainer) -> list[tuple[int, int]]:
     """Return actor and sequence of every segment that the learner recorded as taken."""
     text = (learner.directory / "runs" / "demo" / "arrivals.jsonl").read_text()
     takes = [json.loads(line).get("take", []) for line in text.splitlines()]
     return [(actor, sequence) for take in takes for actor, sequence, *_ in take]
 
 
-def begins(learner: RoleLife) -> list[dict[str, int]]:
+def begins(learner: RoleContainer) -> list[dict[str, int]]:
     """Return the counters that each start of the learner recorded."""
     text = (learner.directory / "runs" / "demo" / "arrivals.jsonl").read_text()
     return [line["begin"] for line in map(json.loads, text.splitlines()) if "begin" in line]
 
 
-def wait_until_learned(learner: RoleLife, more: int) -> None:
+def wait_until_learned(learner: RoleContainer, more: int) -> None:
     before = learner.sample(SEGMENTS)
     until(lambda: learner.sample(SEGMENTS) > before + more, f"{more} further segments are learned from")
 

@@ -1,4 +1,4 @@
-"""Two agents learn to find their goals on 5 × 5 cells, by lessons. That targets and gradients are right is for
+"""Two agents learn to find their goals on 5 × 5 cells, with a curriculum. That targets and gradients are right is for
 tests/algorithms/dhc/test_dhc.py: with targets that bootstrap beyond an end, this one passed too."""
 
 import numpy as np
@@ -17,7 +17,7 @@ SETTINGS = {
     "environment.kwargs": {"num_agents": 2, "size": 5, "density": 0.2, "max_steps": 32, "view": 5},
     "actors": 1, "envs": 32, "seed": 1, "channels": 16, "segment_steps": 16, "batch_size": 24, "sequence_length": 8,
     "burn_in": 2, "learning_starts": 500, "samples_per_insert": 4.0, "target_every": 10, "learning_rate": 2e-3,
-    "epsilon_base": 0.6, "epsilon_power": 3.0, "lesson_episodes": 50, "lesson_pass": 0.7, "steps": 40_000,
+    "epsilon_base": 0.6, "epsilon_power": 3.0, "stage_episodes": 50, "stage_pass": 0.7, "steps": 40_000,
     "gamma": 0.95, "halve_at": (500, 700),
     "evaluation.episodes": 100, "evaluation.every_steps": 10**9, "checkpoint.every_s": 1e9,
 }  # fmt: skip
@@ -27,18 +27,18 @@ def arrived(choose, episodes=400, seed=10**6):
     """The share of fresh maps on which both agents arrive who do what `choose` says of what they see."""
     worlds = PathfindingWorlds(episodes, **SETTINGS["environment.kwargs"])
     stream, there, over = np.random.default_rng(seed), np.zeros(episodes, bool), np.zeros(episodes, bool)
-    seen = worlds.reset(seed)
+    output = worlds.reset(seed)
     while not over.all():
-        seen = worlds.step(choose(seen.obs, stream))
-        there |= seen.terminated & ~over
-        over |= seen.terminated | seen.truncated
+        output = worlds.step(choose(output.obs, stream))
+        there |= output.terminated & ~over
+        over |= output.terminated | output.truncated
     return there.mean()
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_two_agents_find_their_goals(tmp_path):
-    """Seed 1, 40,000 steps, 833 updates: both lessons are passed (70 % of 50 episodes that explore), and without exploration
+    """Seed 1, 40,000 steps, 833 updates: both stages are passed (70 % of 50 episodes that explore), and without exploration
     two agents arrive on at least 80 % of 100 fresh maps (89 % when this was written). Whoever does anything hardly ever
     arrives; who is told to step nearer, now and then at random, is about as good."""
     anything = arrived(lambda obs, stream: stream.integers(5, size=obs.shape[:2]))

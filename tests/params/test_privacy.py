@@ -336,7 +336,7 @@ def test_p12_what_cannot_be_kept_is_not_released(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(checkpoints, "write_atomic", full)
     a_round(server)
     assert (server.version, server.weights().sha256()) == (1, before.sha256())
-    assert "no room" in server.last_trouble
+    assert "no disk space" in server.last_trouble
     assert server.get_server_stats()["privacy"]["releases"] == 2  # charged all the same
     monkeypatch.undo()
     a_round(server)

@@ -123,7 +123,7 @@ def content_of(buffer, key):
         ([1, 2, 3], "experience=.* violates type hint"),
     ],
 )
-def test_what_does_not_fit_is_refused_whole(wrong, words):
+def test_invalid_input_is_refused_completely(wrong, words):
     buffer = ReplayBuffer(5, KEYS)
     buffer.add(experience(1))
     with pytest.raises(UsageError, match=words):
@@ -155,7 +155,7 @@ def test_shapes_within_one_batch_must_agree():
         (([{"obs": 0, "action": 0, "reward": 0}], [None, "x"]), "priorities are numbers, one for each"),
     ],
 )
-def test_what_is_no_experience_is_told_what_one_is(given, words):
+def test_an_invalid_experience_raises_with_the_expected_format(given, words):
     buffer = PrioritizedReplayBuffer(10, KEYS)
     with pytest.raises(UsageError, match=re.escape(words)):
         buffer.add_batch(*given)
@@ -174,7 +174,7 @@ def test_integers_that_do_not_fit_are_refused():
 def test_drawing_more_than_there_is(batch_size):
     buffer = ReplayBuffer(5, KEYS)
     buffer.add_batch([experience(n) for n in range(3)])
-    with pytest.raises(UsageError, match=r"batch_size|cannot draw 4 experiences from 3"):
+    with pytest.raises(UsageError, match=r"batch_size|cannot sample 4 experiences from 3"):
         buffer.sample(batch_size)
 
 
@@ -437,7 +437,7 @@ def test_columns_that_do_not_lie_in_one_piece():
         np.testing.assert_array_equal(store["b"], wide[:, :2])
 
 
-def test_memory_of_large_batches_is_used_again_only_when_nobody_has_it():
+def test_memory_of_large_batches_is_reused_only_when_unreferenced():
     buffer = ReplayBuffer(1000, ["rows"], seed=0)
     buffer.add_batch({"rows": np.arange(1000 * 64, dtype=np.float64).reshape(1000, 64)})
     held = [buffer.sample(500)["rows"] for _ in range(6)]
@@ -453,8 +453,8 @@ def test_memory_of_large_batches_is_used_again_only_when_nobody_has_it():
         for view, part in zip(views, parts, strict=True):
             np.testing.assert_array_equal(view, part)
     del views, held, rows, view
-    seen = set()
+    addresses = set()
     for _ in range(20):
         batch = buffer.sample(500)
-        seen.add(batch["rows"].ctypes.data)
-    assert len(seen) <= 3
+        addresses.add(batch["rows"].ctypes.data)
+    assert len(addresses) <= 3

@@ -124,7 +124,7 @@ def test_balancing_moves_frames_along():
     require_own_images(pool.sample_batch(70))
 
 
-def test_a_state_holds_each_frame_once_and_goes_on():
+def test_a_state_stores_each_frame_once_and_is_restored():
     pool = ReplayBufferPool(2, 40, frame_stack=4, seed=0)
     for start in range(0, 200, 20):
         pool.add_experiences(block(range(start, start + 20)))

@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
         there = set(self.model.numbers(part)) if part is not None else self.everything()
         size = max(1, int(share * len(there)))
         if not there:
-            with pytest.raises(UsageError, match="cannot draw"):
+            with pytest.raises(UsageError, match="cannot sample"):
                 self.pool.sample_batch(size, part)
             return
         if self.prioritized and not any(self.odds(part)):
@@ -85,8 +85,8 @@ class PoolMachine(RuleBasedStateMachine):
         stream = np.random.default_rng(seed)
         indices = stream.choice(sorted(self.known), size)
         priorities = stream.exponential(size=size) * stream.integers(0, 2, size)
-        told = [(self.known[i], i not in self.spoiled, p) for i, p in zip(indices, priorities.tolist(), strict=True)]
-        self.model.update(told)
+        updates = [(self.known[i], i not in self.spoiled, p) for i, p in zip(indices, priorities.tolist(), strict=True)]
+        self.model.update(updates)
         self.pool.update_priorities(indices, priorities)
 
     @rule(part=st.one_of(st.none(), st.integers(0, 2)))

@@ -29,26 +29,26 @@ def rows_of(blocks):
     )
 
 
-def lives(steps, seen):
+def unbroken_stretches(steps, received):
     """Steps in unbroken stretches: one environment, one episode, segments that were seen and follow each other."""
     stretches = {}
     for step in steps:
-        if step.sequence in seen:
-            lost = sum(number not in seen for number in range(step.sequence))
+        if step.sequence in received:
+            lost = sum(number not in received for number in range(step.sequence))
             stretches.setdefault((step.env, step.obs[2], lost), []).append(step)
     return stretches.values()
 
 
-def expected(steps, seen, n_step):
+def expected(steps, received, n_step):
     """The definition. Windows that the newest segment leaves open are not there yet."""
     rows = []
-    newest = max(seen)
-    for stretch in lives(steps, seen):
+    newest = max(received)
+    for stretch in unbroken_stretches(steps, received):
         for start in range(len(stretch)):
             window = stretch[start : start + n_step]
             last = window[-1]
             cut = last.terminated or last.truncated
-            lost = any(number not in seen for number in range(last.sequence, newest))
+            lost = any(number not in received for number in range(last.sequence, newest))
             if not (cut or len(window) == n_step or lost):
                 continue
             total = sum(GAMMA**k * step.reward for k, step in enumerate(window))
@@ -87,17 +87,17 @@ def test_segments_that_were_dropped_close_windows_early(num_steps, n_step):
     windows = NStepAccumulator(spec, n_step, GAMMA)
     actor = ScriptedActor(spec, seed=num_steps * 7 + n_step, next_step=True)
     drop = np.random.default_rng(n_step)
-    blocks, seen = [], set()
+    blocks, received = [], set()
     for sequence in range(80 // num_steps):
         segment = actor.segment()
         if drop.random() < 0.75:
-            seen.add(sequence)
+            received.add(sequence)
             blocks += windows.transitions(segment)
-            require_same(rows_of(blocks), expected(actor.steps, seen, n_step))
-    assert 0 < len(seen) < actor.sequence
+            require_same(rows_of(blocks), expected(actor.steps, received, n_step))
+    assert 0 < len(received) < actor.sequence
 
 
-def test_where_a_life_is_divided_changes_nothing():
+def test_segment_boundaries_within_a_life_change_nothing():
     """The same steps in segments of 12, and of 3 cut out of them."""
     long, short = spec_of(12, 2), spec_of(3, 2)
     whole, pieces = NStepAccumulator(long, 4, GAMMA), NStepAccumulator(short, 4, GAMMA)
@@ -173,7 +173,7 @@ def test_columns_of_the_agent_are_those_of_the_first_step():
     }
 
 
-def test_who_collected_a_segment_must_be_known():
+def test_segments_without_a_header_are_refused():
     with pytest.raises(UsageError, match="header"):
         NStepAccumulator(spec_of(2, 1), 1, GAMMA).transitions(Segment.blank(spec_of(2, 1)))
 

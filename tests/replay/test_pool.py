@@ -65,7 +65,7 @@ def test_routing_by_fill_and_by_source():
         [],
         [5, 2, 5],
     ]
-    with pytest.raises(UsageError, match="say who gathered"):
+    with pytest.raises(UsageError, match="name the source"):
         pool.add_experiences(experiences(1))
     pool.add_experiences(experiences(1), buffer_id=1)
     with pytest.raises(ConfigError, match="routing"):
@@ -142,13 +142,13 @@ def test_drawing_from_one_buffer():
         for buffer_id, size, numbers in ((0, 3, range(3)), (1, 30, range(1010, 1040)), (3, 7, range(33, 40))):
             drawn = np.concatenate([pool.sample_batch(size, buffer_id)["action"] for _ in range(100)])
             assert set(drawn.tolist()) == set(numbers)
-        with pytest.raises(UsageError, match="cannot draw 1 experiences from 0"):
+        with pytest.raises(UsageError, match="cannot sample 1 experiences from 0"):
             pool.sample_batch(1, buffer_id=2)
         with pytest.raises(UsageError, match="there is no buffer 4"):
             pool.sample_batch(1, buffer_id=4)
         with pytest.raises(UsageError, match="there is no buffer -1"):
             pool.add_experiences(experiences(1), buffer_id=-1)
-        with pytest.raises(UsageError, match="cannot draw 41"):
+        with pytest.raises(UsageError, match="cannot sample 41"):
             pool.sample_batch(41)
 
 
@@ -239,7 +239,7 @@ def test_keys_are_those_given_or_those_of_the_first_experience():
 
 
 @pytest.mark.parametrize("use_prioritized", [False, True])
-def test_a_loaded_pool_goes_on_as_the_saved_one(tmp_path, use_prioritized):
+def test_a_loaded_pool_continues_like_the_saved_one(tmp_path, use_prioritized):
     pool = uneven(use_prioritized=use_prioritized, save_path=tmp_path / "pool", seed=5)
     if use_prioritized:
         pool.update_priorities(pool.sample_batch(20)["indices"], np.arange(20.0))
@@ -284,7 +284,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tail.rows", "rows.json", "state.bin", "pool.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damage_is_named_and_changes_nothing(tmp_path, name, damage):
+def test_damage_is_reported_and_changes_nothing(tmp_path, name, damage):
     pool = uneven(use_prioritized=True)
     pool.save_buffers(tmp_path)
     path = tmp_path / "save-0" / name
@@ -311,7 +311,7 @@ def test_damage_is_named_and_changes_nothing(tmp_path, name, damage):
         ({"capacity": "many"}, "does not describe"),
     ],
 )
-def test_a_description_that_lies_is_refused(tmp_path, change, words):
+def test_an_invalid_description_is_refused(tmp_path, change, words):
     """Also where every checksum is right."""
     uneven().save_buffers(tmp_path)
     require_refused(tmp_path, change, words, ReplayBufferPool(4, 30))
@@ -327,11 +327,11 @@ FORMAT_1 = Path(__file__).parent / "fixtures" / "pool-format-1"
         ({"rings": []}, "contradicts itself"),
         ({"prioritized": False}, "lacks columns"),
         ({"rings": [{"size": 3, "cursor": 3, "added": 3}]}, "one file for each"),
-        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 2}, "has not 4 rows"),
+        ({"rings": [{"size": 4, "cursor": 4, "added": 4}] * 2}, "does not have the 4 rows"),
         ({"extra": "[]"}, "is damaged"),
     ],
 )
-def test_a_description_of_the_first_format_that_lies_is_refused(tmp_path, change, words):
+def test_an_invalid_description_of_the_first_format_is_refused(tmp_path, change, words):
     shutil.copytree(FORMAT_1, tmp_path, dirs_exist_ok=True)
     require_refused(tmp_path, change, words, ReplayBufferPool(2, 6, use_prioritized=True))
 
@@ -345,7 +345,7 @@ def require_refused(tmp_path, change, words, pool):
         pool.load_buffers(tmp_path)
 
 
-def test_loading_what_does_not_fit(tmp_path):
+def test_loading_mismatched_data_is_refused(tmp_path):
     uneven().save_buffers(tmp_path)
     for wrong in (
         ReplayBufferPool(3, 30),
@@ -364,7 +364,7 @@ def test_loading_what_does_not_fit(tmp_path):
 
 
 def test_saving_and_loading_nowhere(tmp_path):
-    with pytest.raises(UsageError, match="say where"):
+    with pytest.raises(UsageError, match="give a path"):
         uneven().save_buffers()
     with pytest.raises(UsageError, match="no saved buffers"):
         ReplayBufferPool().load_buffers(tmp_path / "nowhere")

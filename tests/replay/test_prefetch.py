@@ -77,9 +77,9 @@ def test_timing_changes_nothing(monkeypatch, num_buffers, routing):
     assert len(quick) > 50
     np.testing.assert_equal(quick, patient)
     monkeypatch.setattr(prefetch, "MIN_THREADED_BYTES", 1 << 40)
-    told = draw_first_and_update_later(memory_of(num_buffers=num_buffers, routing=routing), rounds)
-    assert len(told) == len(quick)
-    for one, other in zip(quick, told, strict=True):
+    results = draw_first_and_update_later(memory_of(num_buffers=num_buffers, routing=routing), rounds)
+    assert len(results) == len(quick)
+    for one, other in zip(quick, results, strict=True):
         np.testing.assert_array_equal(one["indices"], other.indices)
         np.testing.assert_array_equal(one["weights"], other.weights)
         np.testing.assert_array_equal(one["obs"], other["obs"])
@@ -107,7 +107,7 @@ def test_batches_become_tensors_without_a_copy():
     memory.settle()
 
 
-def test_what_fails_in_the_thread_is_told():
+def test_errors_in_the_thread_are_raised():
     memory = memory_of()
     for segments in rounds_of(3):
         memory.add(segments)
@@ -127,7 +127,7 @@ def test_no_thread_is_left_when_all_is_settled():
 
 
 @pytest.mark.parametrize("learned_from", [1, 2, 5])
-def test_a_batch_that_was_drawn_ahead_is_part_of_the_state(learned_from):
+def test_a_prefetched_batch_is_part_of_the_state(learned_from):
     rounds, one, other = rounds_of(), memory_of(), memory_of()
     for segments in rounds[:4]:
         one.add(segments)

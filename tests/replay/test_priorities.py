@@ -48,23 +48,23 @@ def test_rows_have_indices_that_lead_back_to_them(written):
     np.testing.assert_allclose(weights, [(0.5 / leaf) ** 0.4 for leaf in leaves.tolist()], rtol=1e-6)
     found, values = np.full(len(slots), -7), np.empty(len(slots), np.float32)
     priorities = np.linspace(0.0, 3.0, len(slots))
-    told = ring_index.resolve_priority_update(rings, CAPACITY, SHIFT, 0.6, indices, priorities, found, values)
-    assert told == (-1, priorities.max(), 0)
+    result = ring_index.resolve_priority_update(rings, CAPACITY, SHIFT, 0.6, indices, priorities, found, values)
+    assert result == (-1, priorities.max(), 0)
     assert found.tolist() == slots.tolist()
     np.testing.assert_allclose(values, priorities**0.6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("written", WRITTEN)
-def test_rows_that_are_gone_or_never_were_are_told_apart(written):
+def test_overwritten_and_unknown_rows_are_distinguished(written):
     rings, rows = rings_of(*written), present(*written)
     gone = [index_of(number, part) for part, n in enumerate(written) for number in range(max(0, n - CAPACITY))]
     never = [index_of(n + more, part) for part, n in enumerate(written) for more in (0, 1, CAPACITY)]
     never += [-1, -(1 << SHIFT)] + [index_of(0, part) for part in range(len(written), 1 << SHIFT)]
     slots, values = np.full(len(gone), -7), np.empty(len(gone), np.float32)
-    told = ring_index.resolve_priority_update(
+    result = ring_index.resolve_priority_update(
         rings, CAPACITY, SHIFT, 0.6, np.array(gone, np.int64), np.ones(len(gone)), slots, values
     )
-    assert told == (-1, 1.0 if gone else 0.0, len(gone))
+    assert result == (-1, 1.0 if gone else 0.0, len(gone))
     assert slots.tolist() == [-1] * len(gone)
     known = next(iter(rows))
     for index in never:
@@ -77,7 +77,7 @@ def test_rows_that_are_gone_or_never_were_are_told_apart(written):
         ), index
 
 
-def test_what_follows_an_unknown_index_is_looked_at_too():
+def test_priorities_after_an_unknown_index_are_validated():
     slots, values = np.empty(3, np.int64), np.empty(3, np.float32)
     indices = np.array([index_of(6, 0), -1, index_of(1, 0)])
     assert ring_index.resolve_priority_update(
@@ -91,8 +91,8 @@ def test_priorities_become_leaves_that_can_be_drawn():
     priorities = np.array([0.0, 1e-320, 1e-200, 1.0, 2.0, 1e200])
     indices, slots = np.zeros(6, np.int64), np.empty(6, np.int64)
     leaves = np.empty(6, np.float32)
-    told = ring_index.resolve_priority_update(rings_of(1), CAPACITY, SHIFT, 1.0, indices, priorities, slots, leaves)
-    assert told == (-1, 1e200, 0)
+    result = ring_index.resolve_priority_update(rings_of(1), CAPACITY, SHIFT, 1.0, indices, priorities, slots, leaves)
+    assert result == (-1, 1e200, 0)
     np.testing.assert_allclose(leaves.astype(np.float64), [0.0, tiny, tiny, 1.0, 2.0, huge], rtol=1e-6)
     ring_index.resolve_priority_update(rings_of(1), CAPACITY, SHIFT, 0.0, indices, priorities, slots, leaves)
     assert leaves.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0], "uniform, but for those that are never drawn"
@@ -105,10 +105,10 @@ def test_priorities_become_leaves_that_can_be_drawn():
 def test_a_priority_that_is_none_is_noticed(bad, place):
     priorities, slots, leaves = np.ones(3), np.empty(3, np.int64), np.full(3, 7.0, np.float32)
     priorities[place] = bad
-    told = ring_index.resolve_priority_update(
+    result = ring_index.resolve_priority_update(
         rings_of(2), CAPACITY, SHIFT, 0.6, np.array([0, 0, 99 << SHIFT]), priorities, slots, leaves
     )
-    assert told == (2, -1.0, 0)
+    assert result == (2, -1.0, 0)
     assert leaves.tolist() == [7.0] * 3
 
 

@@ -217,14 +217,14 @@ def test_a_shelf_that_is_gone_is_named(tmp_path):
             learn(memory, actors_of("prioritized"), rounds=9)
 
 
-def test_what_goes_wrong_over_there_is_raised_here(tmp_path, monkeypatch):
+def test_remote_errors_are_raised_locally(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     with shelves_of("prioritized") as (_, memory):
         learn(memory, actors_of("prioritized"), rounds=5)
         monkeypatch.setattr("steppe.replay.remote.server.write_save", full)
-        with pytest.raises(DiskFull, match="replay-0: there is no room"):
+        with pytest.raises(DiskFull, match="replay-0: there is no disk space"):
             Checkpoints(tmp_path).save(EMPTY, {"memory": memory.live_state()}, {})
         monkeypatch.undo()
         assert Checkpoints(tmp_path).latest() is None, "half a checkpoint is none"

@@ -30,13 +30,13 @@ def test_segments_are_joined_along_b_in_the_order_given():
     assert batch["reward"].shape == (5, 9)
     for place, segment in enumerate((two, one, three)):
         for name, column in segment.columns.items():
-            mine = batch[name][:, 3 * place : 3 * place + 3]
+            own = batch[name][:, 3 * place : 3 * place + 3]
             if name == "final_obs":
-                mine, column = mine[segment.cut], column[segment.cut]
-            np.testing.assert_array_equal(mine, column)
+                own, column = own[segment.cut], column[segment.cut]
+            np.testing.assert_array_equal(own, column)
 
 
-def test_columns_are_contiguous_whatever_came_before():
+def test_columns_are_contiguous_at_any_offset():
     rollout = RolloutBuffer(SPEC)
     for count in (1, 4, 2, 5, 1):
         rollout.add(segments(count))
@@ -84,7 +84,7 @@ def test_statistics_leave_autoreset_steps_out():
     assert len(actor.steps) < 15
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_input_is_refused():
     other = SegmentSpec(4, 3, SPEC.obs, SPEC.action)
     with pytest.raises(UsageError, match="does not fit"):
         RolloutBuffer(SPEC).add([ScriptedActor(other).segment()])

@@ -137,7 +137,7 @@ def test_a_second_save_writes_what_changed(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["clear", "clear all", "balance", "load"])
-def test_what_was_filled_anew_is_saved_anew(tmp_path, way):
+def test_overwritten_rows_are_saved_again(tmp_path, way):
     """With more rows than before, so that numbers alone would look like a continuation."""
     pool = filled(20)
     pool.save_buffers(tmp_path / "other")
@@ -348,7 +348,7 @@ def test_ids_of_frames_that_are_not_there_are_refused(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
-def test_a_full_disk_is_one_sentence_and_keeps_the_save_before(tmp_path, monkeypatch):
+def test_a_full_disk_raises_a_clear_error_and_keeps_the_previous_save(tmp_path, monkeypatch):
     monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 1 << 16)
     disk = tmp_path / "disk"
     disk.mkdir()

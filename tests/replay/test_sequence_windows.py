@@ -81,7 +81,7 @@ def require_true(batch, column, rules, steps):
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_windows_are_what_happened(rules):
+def test_windows_equal_the_recorded_steps(rules):
     memory, steps = filled(rules)
     for _ in range(20):
         batch = memory.sample()
@@ -116,7 +116,7 @@ class Seldom:
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_long_episodes_come_in_pieces_that_nobody_sees(rules):
+def test_long_episodes_are_split_into_invisible_fragments(rules):
     spec = SegmentSpec(64, 1, SPEC.obs, SPEC.action, SPEC.extras)
     memory = memory_of(rules, capacity=8000, alpha=0.0, spec=spec)
     actor = ScriptedActor(spec)
@@ -209,7 +209,7 @@ def test_alpha_zero_draws_sequences_uniformly():
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 
 
-def test_a_priority_for_a_sequence_that_is_gone_changes_nothing():
+def test_a_priority_of_an_overwritten_sequence_changes_nothing():
     memory, actor = memory_of(RULES[1], capacity=300), ScriptedActor(SPEC)
     for _ in range(8):
         memory.add([with_hidden(actor.segment())])
@@ -315,7 +315,7 @@ def test_settings_that_cannot_be():
     pool = ReplayBufferPool(1, 1000)
     with pytest.raises(ConfigError, match="use_prioritized=True"):
         SequenceMemory(SPEC, pool, SequenceSamplingConfig(4), stream=np.random.default_rng())
-    with pytest.raises(ConfigError, match="more room"):
+    with pytest.raises(ConfigError, match="increase the size of each buffer"):
         memory_of(RULES[0], capacity=100)
     with pytest.raises(UsageError, match="does not fit"):
         memory_of(RULES[0]).add([ScriptedActor(SegmentSpec(4, 3, SPEC.obs, SPEC.action)).segment()])
@@ -412,8 +412,8 @@ def test_batches_unpack_and_numbers_may_have_an_axis() -> None:
     obs, action, reward, terminated, *_ = plain.get_batch()
     other = axes.get_batch()
     assert obs.shape == (5, 8, 2, 3)
-    for mine, theirs in zip((obs, action, reward, terminated), other, strict=False):
-        np.testing.assert_array_equal(mine, theirs)
+    for own, others in zip((obs, action, reward, terminated), other, strict=False):
+        np.testing.assert_array_equal(own, others)
     assert len(list(other)) == len(other.columns)
 
 
@@ -468,7 +468,7 @@ def test_columns_of_a_first_episode_are_of_the_same_agents():
 def test_a_batch_that_memory_cannot_hold_is_refused(batch_size):
     buffer = GlobalBuffer(50, Windowing(length=4), batch_size=2)
     buffer.add(episode(1, 10, terminated=True))
-    with pytest.raises(UsageError, match="memory has room for"):
+    with pytest.raises(UsageError, match="memory holds"):
         buffer.get_batch(batch_size)
 
 

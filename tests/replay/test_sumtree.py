@@ -41,10 +41,10 @@ def chi_square_p(observed, probabilities):
     expected = probabilities * observed.sum()
     assert not observed[probabilities == 0].any()
     small = expected < 10
-    seen = np.append(observed[~small], observed[small].sum())
+    counts = np.append(observed[~small], observed[small].sum())
     wanted = np.append(expected[~small], expected[small].sum())
     keep = wanted > 0
-    return stats.chisquare(seen[keep], wanted[keep] * seen[keep].sum() / wanted[keep].sum()).pvalue
+    return stats.chisquare(counts[keep], wanted[keep] * counts[keep].sum() / wanted[keep].sum()).pvalue
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -212,7 +212,7 @@ def test_rounding_never_leads_to_an_empty_leaf():
     assert SumTree(50).descend(draws[draws < 1], 0, 1) is None
 
 
-def test_what_lies_at_or_beyond_the_sum_of_a_part_is_its_last_leaf_that_is_not_empty():
+def test_a_draw_at_or_beyond_the_sum_of_a_part_is_its_last_nonzero_leaf():
     """Rounding may lead there. The leaves of 16 in a row, those next to each other in memory, and the parts are all different."""
     leaves = np.arange(1, 3 * 80 + 1, dtype=np.float32).reshape(3, 80)
     leaves[:, 70:] = 0.0
@@ -240,7 +240,7 @@ def test_a_draw_at_the_sum_of_all_parts_is_in_the_last_part_that_is_not_empty():
     assert slots.tolist() == [0, 2, 2]
 
 
-def test_what_lies_beyond_a_full_part_is_not_in_the_next_one():
+def test_a_draw_beyond_a_full_part_does_not_reach_the_next_one():
     size = BLOCK * FANOUT
     tree = filled(np.ones(2 * size), num_parts=2)
     for part in range(2):

@@ -58,7 +58,7 @@ class Team:
         present = np.isin(np.arange(AGENTS), list(self.there))
         return (drawn | np.eye(AGENTS, dtype=bool)) & present & present[:, None]
 
-    def seen(self, episode, time):
+    def observation(self, episode, time):
         return np.array([self.number, episode, time], np.float32)
 
 
@@ -72,7 +72,7 @@ def write_step(team, segment, t):
     for name in ("reward", "q_val"):
         segment[name][t, rows] = np.nan
     segment["valid"][t, rows] = np.isin(np.arange(AGENTS), list(team.there))
-    segment["obs"][t, rows] = team.seen(episode, time)
+    segment["obs"][t, rows] = team.observation(episode, time)
     segment["hidden"][t, rows] = [[time, agent] for agent in range(AGENTS)]
     segment["comm_mask"][t, rows] = mask
     over, out_of_time = stream.random() < 0.12, stream.random() < 0.08
@@ -89,7 +89,7 @@ def write_step(team, segment, t):
         elif out_of_time:
             segment["truncated"][t, row] = True
         if over or leaves or out_of_time:
-            segment["final_obs"][t, row] = team.seen(episode, time + 1)
+            segment["final_obs"][t, row] = team.observation(episode, time + 1)
             gone.add(agent)
     team.episodes[-1].append(step)
     if not team.there - gone:
@@ -100,7 +100,7 @@ def write_step(team, segment, t):
     else:
         team.there -= gone
     team.next_mask = team.mask()
-    segment["obs"][t + 1, rows] = team.seen(len(team.episodes) - 1, len(team.episodes[-1]))
+    segment["obs"][t + 1, rows] = team.observation(len(team.episodes) - 1, len(team.episodes[-1]))
     segment["comm_mask"][t + 1, rows] = team.next_mask
 
 
@@ -159,7 +159,7 @@ def require_true(batch, column, rules, script):
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_windows_are_what_happened_to_everyone(rules):
+def test_windows_equal_the_recorded_steps_of_all_agents(rules):
     memory, script = filled(rules)
     left_early = sum(
         2 in step.terminated and len(step.terminated) == 1 for team in script.teams for e in team.episodes for step in e
@@ -224,7 +224,7 @@ def test_errors_of_several_agents_count_by_their_mean():
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_a_restored_memory_goes_on_the_same(rules):
+def test_a_restored_memory_continues_the_same(rules):
     one, script = filled(rules, 20)
     other = memory_of(rules)
     other.restore(codec.unpack(codec.pack(one.state())))

@@ -225,7 +225,7 @@ def test_a_configuration_of_ones_own_needs_a_size():
     assert memory.draws.gamma == 0.5
 
 
-def test_what_the_machine_cannot_hold_is_refused(monkeypatch):
+def test_buffers_larger_than_memory_are_refused(monkeypatch):
     spec = SegmentSpec(2, 1, FieldSpec("obs", (4, 84, 84), "uint8"), FieldSpec("action", (), "int64"))
     with pytest.raises(
         ConfigError,

@@ -395,7 +395,7 @@ class TestCheckpoints:
 class TestFullDisk:
     def full(self, bench):
         def refuse(weights, state, counters):
-            raise DiskFull("there is no room")
+            raise DiskFull("there is no disk space")
 
         bench.learner.save, before = refuse, bench.learner.save
         return before
@@ -412,7 +412,7 @@ class TestFullDisk:
             bench.round()
             bench.round()
             assert len(self.warnings(bench)) == count
-        assert "there is no room" in self.warnings(bench)[0]
+        assert "there is no disk space" in self.warnings(bench)[0]
         bench.learner.save = save
         bench.context.clock.now_s += 30.0
         bench.round()

@@ -11,7 +11,7 @@ from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.transport import COMMANDS
 from steppe.records.run_directory import RunDirectory
 from steppe.roles.gradients.worker import GradientWorker
-from tests.support.tuning import CHANGES, Life, command_of, copy_of, settings
+from tests.support.tuning import CHANGES, SteppedRun, command_of, copy_of, settings
 
 pytestmark = pytest.mark.integration
 ROUNDS = 6
@@ -33,10 +33,10 @@ def begun(tmp_path_factory):
         key = (algo, field if field == "bounds_coef" else None)
         if key not in known:
             path = tmp_path_factory.mktemp(algo) / "run"
-            life = Life.begin(path, settings(*key))
-            life.learn(ROUNDS)
-            life.stop()
-            plain = Life.resume(copy_of(path, path.with_name("plain")))
+            stepped = SteppedRun.begin(path, settings(*key))
+            stepped.learn(ROUNDS)
+            stepped.stop()
+            plain = SteppedRun.resume(copy_of(path, path.with_name("plain")))
             known[key] = path, plain.learn(ROUNDS)
             plain.stop()
         return known[key]
@@ -48,7 +48,7 @@ def begun(tmp_path_factory):
 def test_every_live_field_of_every_algorithm_changes_the_next_updates_exactly(algo, field, begun, tmp_path):
     path, untouched = begun(algo, field)
     change = {field: CHANGES[field]}
-    live = Life.resume(copy_of(path, tmp_path / "live"))
+    live = SteppedRun.resume(copy_of(path, tmp_path / "live"))
     live.set(change)
     hashes = live.learn(ROUNDS)
     (answer,) = live.answers()
@@ -58,7 +58,7 @@ def test_every_live_field_of_every_algorithm_changes_the_next_updates_exactly(al
     assert hashes != untouched
     stopped = copy_of(path, tmp_path / "stopped")
     RunDirectory.open(stopped).store.post(COMMANDS, command_of(change))
-    resumed = Life.resume(stopped)
+    resumed = SteppedRun.resume(stopped)
     assert resumed.learn(ROUNDS) == hashes
     (recorded,) = resumed.answers()
     resumed.stop()
@@ -68,17 +68,17 @@ def test_every_live_field_of_every_algorithm_changes_the_next_updates_exactly(al
 def test_rewards_are_normalized_by_returns_with_the_new_gamma(tmp_path):
     """The run that is resumed makes its normalizer from the new value; the one that goes on has to change its own."""
     path = tmp_path / "run"
-    first = Life.begin(path, settings("a2c", "bounds_coef") | {"normalize_reward": True})
+    first = SteppedRun.begin(path, settings("a2c", "bounds_coef") | {"normalize_reward": True})
     first.learn(ROUNDS)
     first.stop()
     live, stopped = (copy_of(path, tmp_path / name) for name in ("live", "stopped"))
     RunDirectory.open(stopped).store.post(COMMANDS, command_of({"gamma": 0.5}))
-    tuned, resumed = Life.resume(live), Life.resume(stopped)
+    tuned, resumed = SteppedRun.resume(live), SteppedRun.resume(stopped)
     tuned.set({"gamma": 0.5})
     assert tuned.learn(ROUNDS) == resumed.learn(ROUNDS)
     assert tuned.learner.agent.network.reward_normalizer.gamma == 0.5
-    for life in (tuned, resumed):
-        life.stop()
+    for stepped in (tuned, resumed):
+        stepped.stop()
 
 
 WORKERS = {
@@ -95,7 +95,7 @@ class TestWorkers:
     @pytest.mark.parametrize("kind", WORKERS)
     def test_gradients_are_made_with_what_was_acknowledged(self, kind, tmp_path):
         """In this process workers and learner take turns, so two runs of the same seed are the same."""
-        plain, tuned = (Life.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
+        plain, tuned = (SteppedRun.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
         assert plain.learn(ROUNDS) == tuned.learn(ROUNDS)
         fields = [name for name in tunable_fields(tuned.plan.config) if name != "bounds_coef"]
         change = {name: CHANGES[name] for name in fields}
@@ -108,54 +108,54 @@ class TestWorkers:
         for worker in tuned.handle._roles["worker"]:
             config = worker.gradient_source.agent.config
             assert {name: getattr(config, name) for name in fields} == change
-        for life in (plain, tuned):
-            life.stop()
+        for stepped in (plain, tuned):
+            stepped.stop()
 
     def test_a_change_of_the_loss_alone_moves_the_weights(self, tmp_path):
         """No part of it is the learner's: only workers use the entropy bonus."""
-        plain, tuned = (Life.begin(tmp_path / name, WORKERS["rollout"]) for name in ("plain", "tuned"))
+        plain, tuned = (SteppedRun.begin(tmp_path / name, WORKERS["rollout"]) for name in ("plain", "tuned"))
         tuned.set({"entropy_coef": 1e4})
         assert tuned.learn(ROUNDS) != plain.learn(ROUNDS)
-        for life in (plain, tuned):
-            life.stop()
+        for stepped in (plain, tuned):
+            stepped.stop()
 
     @pytest.mark.parametrize("kind", ["transitions", "sequences"])
     def test_target_networks_are_copied_as_often_as_was_set(self, kind, tmp_path):
         """Only workers use target networks, and nothing else depends on `target_every`. (dhc has no mode `workers`.)"""
-        plain, tuned = (Life.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
+        plain, tuned = (SteppedRun.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
         tuned.set({"target_every": 1})
         assert tuned.learn(3 * ROUNDS) != plain.learn(3 * ROUNDS)
         (answer,) = tuned.answers()
         assert (answer["obeyed"], answer["live"]) == (True, ["target_every"])
-        for life in (plain, tuned):
-            life.stop()
+        for stepped in (plain, tuned):
+            stepped.stop()
 
     def test_in_rounds_it_is_exactly_a_run_that_was_resumed_with_the_value(self, tmp_path):
-        first = Life.begin(tmp_path / "run", WORKERS["rollout"])
+        first = SteppedRun.begin(tmp_path / "run", WORKERS["rollout"])
         first.learn(ROUNDS)
         first.stop()
         copy_of(tmp_path / "run", tmp_path / "stopped")
-        live = Life.resume(tmp_path / "run")
+        live = SteppedRun.resume(tmp_path / "run")
         live.set({"entropy_coef": 0.3, "learning_rate": 0.02})
         RunDirectory.open(tmp_path / "stopped").store.post(
             COMMANDS, command_of({"entropy_coef": 0.3, "learning_rate": 0.02})
         )
-        resumed = Life.resume(tmp_path / "stopped")
+        resumed = SteppedRun.resume(tmp_path / "stopped")
         assert live.learn(ROUNDS) == resumed.learn(ROUNDS)
-        for life in (live, resumed):
-            assert len(life.answers()) == 1
-            life.stop()
+        for stepped in (live, resumed):
+            assert len(stepped.answers()) == 1
+            stepped.stop()
 
     def test_a_worker_that_begins_later_has_it_too(self, tmp_path):
-        life = Life.begin(tmp_path / "run", WORKERS["rollout"])
-        life.learn(2)
-        life.set({"gamma": 0.5})
-        life.learn(2)
-        worker = life.handle._roles["worker"][0]
+        stepped = SteppedRun.begin(tmp_path / "run", WORKERS["rollout"])
+        stepped.learn(2)
+        stepped.set({"gamma": 0.5})
+        stepped.learn(2)
+        worker = stepped.handle._roles["worker"][0]
         late = GradientWorker(0, worker.env, late_making(worker), worker.collect_policy, worker.context)
         late.update_weights()
         assert late.gradient_source.agent.config.gamma == 0.5
-        life.stop()
+        stepped.stop()
 
 
 def late_making(worker):

@@ -69,10 +69,12 @@ def _array(shape: tuple[int, ...], dtype: str, numbers: list[Any], layout: int) 
 
 def sound(spec: EnvSpec) -> dict[str, Any]:
     """Flat transitions that every agent here can learn from."""
-    seen = np.arange(ROWS) if spec.num_states else np.linspace(0, 1, 2 * ROWS, dtype=np.float32).reshape(ROWS, 2)
+    observations = (
+        np.arange(ROWS) if spec.num_states else np.linspace(0, 1, 2 * ROWS, dtype=np.float32).reshape(ROWS, 2)
+    )
     real, flags = np.zeros(ROWS, np.float32), np.zeros(ROWS, bool)
     return {
-        "obs": seen, "action": np.arange(ROWS) % ACTIONS, "reward": real, "next_obs": seen, "terminated": flags,
+        "obs": observations, "action": np.arange(ROWS) % ACTIONS, "reward": real, "next_obs": observations, "terminated": flags,
         "truncated": flags, "logp": real - 1, "value": real, "mask": np.ones((ROWS, ACTIONS), bool),
     }  # fmt: skip
 
@@ -117,11 +119,11 @@ def played(spec: EnvSpec, extras: tuple[FieldSpec, ...]) -> dict[str, Any]:
     """An episode of ROWS steps, of one agent or of a team, that every agent with a memory can learn from."""
     team, rows = () if spec.num_agents == 1 else (spec.num_agents,), ROWS + 1
     hidden = next((field.shape for field in extras if field.name == "hidden"), (2,))
-    heard = next((field.shape for field in extras if field.name == "comm_mask"), (1,))
+    mask_shape = next((field.shape for field in extras if field.name == "comm_mask"), (1,))
     return {
         "obs": np.zeros((rows, *team, *spec.obs.shape), np.float32), "action": np.zeros((rows, *team), np.int64),
         "reward": np.zeros((rows, *team), np.float32), "terminated": np.zeros((rows, *team), bool),
-        "hidden": np.zeros((rows, *team, *hidden), np.float32), "comm_mask": np.ones((rows, *team, *heard), bool),
+        "hidden": np.zeros((rows, *team, *hidden), np.float32), "comm_mask": np.ones((rows, *team, *mask_shape), bool),
         "q_val": np.zeros((rows, *team, ACTIONS), np.float32),
     }  # fmt: skip
 
@@ -379,13 +381,13 @@ def loaded() -> Entry:
     def calls(data: st.DataObject) -> Iterator[Call]:
         name = data.draw(st.sampled_from(sorted(policies)))
         policy, one = policies[name], fits.get(name, (4,))
-        seen, mask = data.draw(arrays(one, (3, *one))), data.draw(arrays((6,), (3, 6), (2,)))
+        observations, mask = data.draw(arrays(one, (3, *one))), data.draw(arrays((6,), (3, 6), (2,)))
         explore = data.draw(st.booleans())
-        yield lambda: policy.act(seen, explore=explore)
+        yield lambda: policy.act(observations, explore=explore)
         if name == "team":
-            yield lambda: policy.act({"agent_0": seen, "agent_1": mask}, explore=explore)
+            yield lambda: policy.act({"agent_0": observations, "agent_1": mask}, explore=explore)
         else:
-            yield lambda: policy.act(seen, explore=explore, action_mask=mask)
+            yield lambda: policy.act(observations, explore=explore, action_mask=mask)
         yield policy.reset
         raw = policy.agent
         batch = data.draw(arrays((3, *one), one))

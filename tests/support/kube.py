@@ -124,7 +124,7 @@ class ControlPlane:
         authority = base64.b64encode(self.authority.read_bytes()).decode()
         server = {"server": address or self.address, "certificate-authority-data": authority}
         path = self.home / f"{name}.kubeconfig"
-        told = {
+        kubeconfig = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "here", "cluster": server}],
@@ -132,7 +132,7 @@ class ControlPlane:
             "contexts": [{"name": name, "context": {"cluster": "here", "user": name}}],
             "current-context": name,
         }
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(kubeconfig))
         path.chmod(0o600)
         return path
 

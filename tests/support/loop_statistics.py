@@ -29,7 +29,7 @@ def require_right_statistics(kind: str, algo: str, runtime: str, **more: Any) ->
     pool = ReplayBufferPool(1, 1000) if algo == "dqn" else None
     loop = make_loop(kind, algo, runtime, pool, more)
     environment, agent = loop.environment, loop.agent
-    seen: list[tuple[int, int, int]] = []
+    progress: list[tuple[int, int, int]] = []
 
     def look(view: Any) -> None:
         stats, learned = environment.get_environment_stats(), agent.get_training_stats()
@@ -37,12 +37,12 @@ def require_right_statistics(kind: str, algo: str, runtime: str, **more: Any) ->
         assert (learned["env_steps"], learned["updates"]) == (view.env_steps, view.updates)
         if pool is not None and view.training is not None and runtime not in IN_PLACE:
             assert pool.get_buffer_stats()["run"] == view.training.memory
-        seen.append((stats["steps"], learned["env_steps"], learned["updates"]))
+        progress.append((stats["steps"], learned["env_steps"], learned["updates"]))
 
     result = loop.run([look])
     result.raise_for_fault()
     stats, learned = environment.get_environment_stats(), agent.get_training_stats()
-    assert seen == sorted(seen)
+    assert progress == sorted(progress)
     assert stats["steps"] == LENGTH * stats["episodes"] >= learned["env_steps"] >= STEPS
     assert learned["env_steps"] % (LENGTH * ENVS) == 0
     assert kind == "async" or learned["env_steps"] == STEPS

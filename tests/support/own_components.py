@@ -25,14 +25,14 @@ class OwnEnvironment:
         return {key: np.stack([step[key] for step in steps]) for key in steps[0]}
 
     def _episode(self, policy, length):
-        seen = np.eye(CONTEXTS, dtype=np.float32)[self.stream.integers(CONTEXTS, size=length + 1)]
+        observations = np.eye(CONTEXTS, dtype=np.float32)[self.stream.integers(CONTEXTS, size=length + 1)]
         self.episodes += 1
         self.steps += length
         for t in range(length):
-            action = policy.choose(seen[t], self.stream)
+            action = policy.choose(observations[t], self.stream)
             yield {
-                "obs": seen[t], "action": np.int64(action), "reward": np.float32(action == seen[t].argmax()),
-                "next_obs": seen[t + 1], "terminated": np.bool_(t == length - 1), "truncated": np.bool_(False),
+                "obs": observations[t], "action": np.int64(action), "reward": np.float32(action == observations[t].argmax()),
+                "next_obs": observations[t + 1], "terminated": np.bool_(t == length - 1), "truncated": np.bool_(False),
             }  # fmt: skip
 
     def update_policy(self, new_policy_params):

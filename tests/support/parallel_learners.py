@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, AgentConfig, EnvSpec]] = {
     "r2d2": ("r2d2", R2D2Config(hidden=(8,), cell_size=8, sequence_length=5, burn_in=3, **COMMON), SPEC),
     "dhc": (
         "dhc",
-        DHCConfig(channels=8, sequence_length=4, burn_in=2, lesson_agents=(), halve_at=(2, 3), **COMMON),
+        DHCConfig(channels=8, sequence_length=4, burn_in=2, stage_agents=(), halve_at=(2, 3), **COMMON),
         PLANES,
     ),
 }
@@ -91,9 +91,9 @@ def talking(stream: np.random.Generator, windows: int = 8) -> Batch:
     t = np.arange(rows)[:, None]
     live = np.broadcast_to(stream.random((1, windows, AGENTS)) < 0.8, (rows, windows, AGENTS)).copy()
     live[..., 0] = True
-    heard = stream.random((rows, windows, AGENTS, AGENTS)) < 0.5
-    heard |= np.eye(AGENTS, dtype=bool)
-    heard &= live[..., None] & live[..., None, :]
+    comm_mask = stream.random((rows, windows, AGENTS, AGENTS)) < 0.5
+    comm_mask |= np.eye(AGENTS, dtype=bool)
+    comm_mask &= live[..., None] & live[..., None, :]
     shape = (rows, windows, AGENTS)
     columns = {
         "obs": stream.integers(0, 2, (*shape, 2, 5, 5)).astype(np.uint8),
@@ -105,7 +105,7 @@ def talking(stream: np.random.Generator, windows: int = 8) -> Batch:
         "valid": np.ones((rows, windows), bool),
         "learn": np.broadcast_to((t >= lead) & (t < lead + learned), (rows, windows)).copy(),
         "live": live,
-        "comm_mask": heard,
+        "comm_mask": comm_mask,
         "hidden": (0.3 * stream.standard_normal((windows, AGENTS, 16))).astype(np.float16),
     }
     return Batch(columns, weights=stream.random(windows).astype(np.float32))
@@ -118,9 +118,9 @@ def part(batch: Batch, memory: str, index: int) -> Batch:
         return 0 if memory == "replay" or (memory == "sequences" and name == "hidden") else 1
 
     count = batch["reward"].shape[axis("reward")]
-    mine = np.arange(count)[slice(0, 3 * count // 4) if index == 0 else slice(3 * count // 4, count)]
-    columns = {name: column.take(mine, axis(name)) for name, column in batch.columns.items()}
-    return Batch(columns, weights=None if batch.weights is None else batch.weights[mine])
+    own = np.arange(count)[slice(0, 3 * count // 4) if index == 0 else slice(3 * count // 4, count)]
+    columns = {name: column.take(own, axis(name)) for name, column in batch.columns.items()}
+    return Batch(columns, weights=None if batch.weights is None else batch.weights[own])
 
 
 def params_of(agent: Any) -> dict[str, np.ndarray]:
@@ -167,9 +167,9 @@ def taken_part(case: str, agent: Any, parts: list[Batch], cluster: ClusterConfig
     node = ClusterNode(cluster, agent, connect(cluster))
     node.join()
     try:
-        for mine in parts:
+        for own in parts:
             watched(agent, case)
-            agent.learn(mine)
+            agent.learn(own)
         assert node.counts["missed"] == 0
         assert node.counts["exchanges"] == agent.updates
     finally:

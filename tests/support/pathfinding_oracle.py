@@ -102,18 +102,18 @@ class SlowWorld:
     def observe(self):
         """bool [N, 6, view, view]."""
         reach, view = self.radius, 2 * self.radius + 1
-        seen = np.zeros((len(self.at), 6, view, view), bool)
+        planes = np.zeros((len(self.at), 6, view, view), bool)
         others = np.zeros((self.height, self.width), bool)
         for cell in self.at:
             others[cell] = True
         others, walls = np.pad(others, reach), np.pad(self.obstacles, reach)
         for agent, (row, column) in enumerate(self.at):
             window = (..., slice(row, row + view), slice(column, column + view))
-            seen[agent, 0] = others[window]
-            seen[agent, 0, reach, reach] = False
-            seen[agent, 1] = walls[window]
-            seen[agent, 2:] = self.guides[agent][window]
-        return seen
+            planes[agent, 0] = others[window]
+            planes[agent, 0, reach, reach] = False
+            planes[agent, 1] = walls[window]
+            planes[agent, 2:] = self.guides[agent][window]
+        return planes
 
     def hears(self):
         """bool [N, N]: within the view and among the three nearest, oneself included, ties by id."""

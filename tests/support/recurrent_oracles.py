@@ -30,8 +30,8 @@ def unrolled(leaves, obs, state, cell, activation, body="body."):
     }
     known = torch.zeros(size * (2 if cell == "lstm" else 1)).double() if state is None else state
     known, outputs, states = known[None], [], []
-    for seen in obs:
-        row = torch.as_tensor(np.asarray(seen, np.float64))[None]
+    for observation in obs:
+        row = torch.as_tensor(np.asarray(observation, np.float64))[None]
         gates = layers(row, leaves, f"{body}tower.gates.", activation)
         if cell == "lstm":
             known = torch.cat(torch.func.functional_call(plain, weights, (gates, known.split(size, dim=1))), dim=1)

@@ -38,7 +38,7 @@ def require_refusals(run_dir: Path, **layer: Any) -> None:
     assert refusals
     assert all(found["actor"] == 1 for found in refusals)
     assert "'action' is 10000000" in refusals[0]["message"]
-    told = CliRunner().invoke(app, ["doctor", str(result.path), "--json"])
-    found = json.loads(told.stdout)
+    doctor_output = CliRunner().invoke(app, ["doctor", str(result.path), "--json"])
+    found = json.loads(doctor_output.stdout)
     assert found["rule"] == "refused"
     assert "50 % of the segments were refused" in found["sentence"]

@@ -106,9 +106,9 @@ class ScriptedWorld:
             segment["final_obs"][t, env] = env, self._elapsed[env]
             self._finished.append((float(sum(range(1, self._elapsed[env] + 1))), self._elapsed[env]))
             self._ended[env] = self.next_step
-            seen = self._elapsed[env] if self.next_step else 0
+            elapsed = self._elapsed[env] if self.next_step else 0
             self._elapsed[env] = 0
-            segment["obs"][t + 1, env] = env, seen
+            segment["obs"][t + 1, env] = env, elapsed
         else:
             segment["obs"][t + 1, env] = env, self._elapsed[env]
 

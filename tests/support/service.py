@@ -127,7 +127,7 @@ def messages(socket: ClientConnection) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def bring_down(service: Served) -> None:
+def stop_service_and_runs(service: Served) -> None:
     """End the service and whatever it started."""
     if service.process is not None:
         service.stop()

@@ -47,7 +47,7 @@ class Visitors(ParallelEnv):
         acting, self.t = self.agents, self.t + 1
         ended = [agent for agent in acting if self.visits[self.possible_agents.index(agent)][1] == self.t]
         self.agents = [] if self.t == self.length else self.due(self.t)
-        seen = self._see(acting + [agent for agent in self.agents if agent not in acting])
+        observations = self._see(acting + [agent for agent in self.agents if agent not in acting])
         rewards = {agent: float(actions[agent] + self.possible_agents.index(agent)) for agent in acting}
         odd = {agent: self.possible_agents.index(agent) % 2 == 1 for agent in acting}
         terminated = {agent: agent in ended and not odd[agent] for agent in acting}
@@ -55,7 +55,7 @@ class Visitors(ParallelEnv):
         if self.t == self.length:
             for agent in acting:
                 truncated[agent] = not terminated[agent]
-        return seen, rewards, terminated, truncated, {agent: {} for agent in seen}
+        return observations, rewards, terminated, truncated, {agent: {} for agent in observations}
 
     def due(self, t: int) -> list[str]:
         return [
@@ -102,9 +102,15 @@ class Unlike(ParallelEnv):
         playing, self.t = self.agents, self.t + 1
         over = self.t >= self.length
         rewards = {agent: float(actions[agent]) for agent in playing}
-        seen = self._see()
+        observations = self._see()
         self.agents = [] if over else playing
-        return seen, rewards, dict.fromkeys(playing, over), dict.fromkeys(playing, False), {a: {} for a in playing}
+        return (
+            observations,
+            rewards,
+            dict.fromkeys(playing, over),
+            dict.fromkeys(playing, False),
+            {a: {} for a in playing},
+        )
 
     def _see(self) -> Any:
         return {
@@ -142,9 +148,15 @@ class Reaches(ParallelEnv):
         playing, self.t = self.agents, self.t + 1
         over = self.t >= 4
         self.agents = [] if over else playing
-        seen = {agent: np.full(1, self.t, np.float32) for agent in playing}
+        observations = {agent: np.full(1, self.t, np.float32) for agent in playing}
         rewards = {agent: float(actions[agent].sum()) for agent in playing}
-        return seen, rewards, dict.fromkeys(playing, over), dict.fromkeys(playing, False), {a: {} for a in playing}
+        return (
+            observations,
+            rewards,
+            dict.fromkeys(playing, over),
+            dict.fromkeys(playing, False),
+            {a: {} for a in playing},
+        )
 
 
 class Countdown(AECEnv):

@@ -42,7 +42,7 @@ ALGORITHMS = {
     "r2d2": SEQUENCES | {"target_every": 10_000, "cell_size": 8},
     "dhc": {name: value for name, value in SEQUENCES.items() if name != "hidden"}
     | {"env": "steppe/Pathfinding-v0", "environment.kwargs": {"num_agents": 2, "size": 4, "max_steps": 16}}
-    | {"environment.vector": "auto", "channels": 8, "target_every": 10_000, "lesson_agents": (), "lesson_sizes": ()},
+    | {"environment.vector": "auto", "channels": 8, "target_every": 10_000, "stage_agents": (), "stage_sizes": ()},
     **dict.fromkeys(("q-learning", "sarsa", "expected-sarsa", "double-q", "n-step-q", "q-lambda"), TABLE),
 }
 KINDS = {"rollout": "a2c", "minibatches": "ppo", "transitions": "dqn", "sequences": "r2d2", "table": "q-learning"}
@@ -99,8 +99,8 @@ def command_of(values, live=(), identity="change"):
     return {"command": "set", "id": identity, "issuer": "test", "values": dict(values), "live": list(live)}
 
 
-class Life:
-    """One life of a run, stepped by hand."""
+class SteppedRun:
+    """A run that a test advances step by step."""
 
     def __init__(self, plan, directory):
         self.plan, self.directory = plan, directory
@@ -116,7 +116,7 @@ class Life:
 
     @classmethod
     def resume(cls, path):
-        """What a stopped run is when it goes on from its newest checkpoint, with what was set meanwhile."""
+        """Resume a stopped run from its newest checkpoint, with the hyperparameters that were set meanwhile."""
         directory = RunDirectory.open(path)
         plan = plan_of(with_set_hyperparameters(directory.config(), directory))
         newest = Checkpoints(directory.checkpoints, run=directory.key).latest()
@@ -136,7 +136,7 @@ class Life:
             if self.learner.version > version:
                 version = self.learner.version
                 hashes.append(self.learner.agent.weights().sha256())
-        raise AssertionError("the run does not go on")
+        raise AssertionError("the run does not publish weights any more")
 
     def stop(self):
         """Write a checkpoint and end."""
@@ -227,11 +227,13 @@ def require_moved(layer, run_dir, updates, only):
     Adam moves a weight by less than four times the learning rate: (1 - 0.9) / sqrt(1 - 0.999). A value network whose loss has
     the weight 0 it does not move at all, so one that moved had gradients that were computed with the new weight.
     """
-    life = Life.begin(run_dir.with_name(f"{run_dir.name}-start"), layer | {"mode": "sync", "runtime": "inline"})
-    agent = life.learner.agent
+    stepped = SteppedRun.begin(
+        run_dir.with_name(f"{run_dir.name}-start"), layer | {"mode": "sync", "runtime": "inline"}
+    )
+    agent = stepped.learner.agent
     names = [entry.name for entry in trainable_entries(agent) if only in entry.name]
     before = {name: agent.weights().arrays()[name].copy() for name in names}
-    life.stop()
+    stepped.stop()
     directory = RunDirectory.open(run_dir)
     after = Checkpoints(directory.checkpoints, run=directory.key).latest().weights.arrays()
     moved = max(float(np.abs(after[name] - before[name]).max()) for name in names)
@@ -240,8 +242,8 @@ def require_moved(layer, run_dir, updates, only):
 
 def repeat_inline(layer, updates, taken=None):
     """The hash of the weights after so many updates of a run in this process that takes values over where `taken` says."""
-    life = Life.begin(layer["run_dir"], layer)
-    learner = life.learner
+    stepped = SteppedRun.begin(layer["run_dir"], layer)
+    learner = stepped.learner
 
     def commands(after):
         reached = taken is not None and learner.updates >= taken["updates"] and learner.env_steps >= taken["env_steps"]
@@ -253,8 +255,8 @@ def repeat_inline(layer, updates, taken=None):
         for _ in range(1_000_000):
             if learner.updates >= updates:
                 break
-            life.handle.wait_for_segment(0.0)
+            stepped.handle.wait_for_segment(0.0)
     assert taken is None or learner.updates == updates  # ppo without the change takes more steps at once
     found = learner.agent.weights().sha256()
-    life.stop()
+    stepped.stop()
     return found

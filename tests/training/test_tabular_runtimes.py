@@ -107,7 +107,7 @@ def test_bad_numbers():
 def test_lists_cannot_be_shared():
     for kind in (ParallelQLearning, DistAsyncQLearning):
         with pytest.raises(
-            ConfigError, match="in Python lists, which cannot lie in shared memory: use OptimalQLearning"
+            ConfigError, match="in Python lists, which cannot be in shared memory: use OptimalQLearning"
         ):
             kind(ListQLearning, state_size=5, action_size=2)
 

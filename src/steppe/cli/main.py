@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +29,7 @@ from steppe.cli.commands import (
     warm,
 )
 from steppe.cli.options import FieldHelp
-from steppe.core.contracts.errors import SteppeError
+from steppe.core.contracts.errors import RenamedKeyWarning, SteppeError
 
 app = typer.Typer(
     name="steppe",
@@ -87,6 +88,20 @@ def _steppe(
 ) -> None: ...
 
 
+def _print_renamed_keys() -> None:
+    """Print one sentence for each configuration key that is set by a deprecated name."""
+    show = warnings.showwarning
+
+    def show_sentence(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, RenamedKeyWarning):
+            print(f"steppe: {message}", file=sys.stderr)
+        else:
+            show(message, category, *place, **options)
+
+    warnings.showwarning = show_sentence
+    warnings.simplefilter("default", RenamedKeyWarning)
+
+
 def entry() -> None:
     """Run the command line. A `SteppeError` prints one paragraph and sets the exit code; other exceptions keep their traceback."""
     for stream in (sys.stdout, sys.stderr):
@@ -94,6 +109,7 @@ def entry() -> None:
             stream.reconfigure(errors="replace")  # print "?" instead of failing on a terminal without Unicode
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `steppe train mine:MyEnv` finds mine.py; last, so that it shadows no package
+    _print_renamed_keys()
     try:
         from steppe.runtimes import join
 

@@ -8,6 +8,7 @@ from typing import Any
 from steppe.core.config import references
 from steppe.core.config.agent import AgentConfig
 from steppe.core.config.algorithm_table import ALGORITHMS, config_class
+from steppe.core.config.renamed_keys import replace_renamed_keys
 from steppe.core.config.run import validate_device
 from steppe.core.config.validation import validate_config
 from steppe.core.contracts.algorithm import Agent
@@ -42,8 +43,9 @@ def resolve_agent_config(
             )
         return config, config.model_dump()
     kind = config_class(name)
-    decided = _map_arguments(kind, given, name, config or {})
-    for key, value in (config or {}).items():
+    chosen = replace_renamed_keys(config or {}, kind.renamed)
+    decided = _map_arguments(kind, given, name, chosen)
+    for key, value in chosen.items():
         if key not in kind.model_fields:
             raise ConfigError(f"{name} has no setting {key!r}.{did_you_mean(key, kind.model_fields)}")
         if key in decided and decided[key] != value:

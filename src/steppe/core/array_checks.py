@@ -18,7 +18,7 @@ from steppe.core.contracts.errors import NotFinite, UsageError
 from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import FieldSpec
 
-# Columns that built-in agents record beside their actions and compute with; user-defined agents check their own.
+# Columns that built-in agents record with their actions and compute with; user-defined agents check their own.
 _POLICY_COLUMNS = frozenset({"logp", "value", "hidden"})
 _FEW = 8192  # up to this many elements, BLAS stays in the calling thread
 

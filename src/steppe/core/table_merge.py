@@ -41,30 +41,30 @@ def merge_rows(
     rows: np.ndarray,
     log: np.ndarray,
     head: int,
-    seen: int,
+    read_until: int,
 ) -> int:
     """Merge the changes of these rows into `shared` and log them, then copy the rows that other workers logged.
 
     Returns the new head of the log. Where no other worker wrote, `shared` becomes `local` bit for bit, so a single
     worker learns as if the table were its own.
     """
-    size, actions, behind = len(log), np.uint64(shared.shape[1]), head
+    size, actions, old_head = len(log), np.uint64(shared.shape[1]), head
     for k in range(len(rows)):
         row = np.uint64(rows[k])
         for action in range(actions):
-            mine, old, theirs = local[row, action], base[row, action], shared[row, action]
-            if mine != old:
-                theirs = mine if theirs == old else mine + kept[row, action] * (theirs - old)
-                shared[row, action] = theirs
-            local[row, action] = theirs
-            base[row, action] = theirs
+            own, previous, merged = local[row, action], base[row, action], shared[row, action]
+            if own != previous:
+                merged = own if merged == previous else own + kept[row, action] * (merged - previous)
+                shared[row, action] = merged
+            local[row, action] = merged
+            base[row, action] = merged
         log[head % size] = rows[k]
         head += 1
-    if behind - seen + len(rows) > size:  # log entries of others were overwritten: copy everything
+    if old_head - read_until + len(rows) > size:  # log entries of others were overwritten: copy everything
         local[...] = shared
         base[...] = shared
         return head
-    for k in range(seen, behind):
+    for k in range(read_until, old_head):
         row = np.uint64(log[k % size])
         if row >= np.uint64(
             shared.shape[0]

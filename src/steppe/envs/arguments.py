@@ -1,6 +1,6 @@
 """Validate keyword arguments for an environment from a client that may not run code here, against its signature.
 
-Arguments that could name a file, a module or a function are rejected, judged by their name or their default. So are
+Arguments that could name a file, a module or a function are rejected, by their name or their default. So are
 strings with more than 64 characters or others than letters, digits, spaces, `_`, `+` and `-`. The environment is looked
 up, but not built.
 """

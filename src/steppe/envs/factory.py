@@ -95,11 +95,11 @@ def compiled_game(env: str, config: EnvConfig) -> CompiledGame | None:
 
 def probe(env: str, config: EnvConfig) -> EnvSpec:
     """Return the spec of the environments that `make_segment_env` builds; builds one environment and closes it."""
-    world = make_segment_env(env, config, 1, np.random.SeedSequence(0))
+    segment_env = make_segment_env(env, config, 1, np.random.SeedSequence(0))
     try:
-        return world.spec
+        return segment_env.spec
     finally:
-        world.close()
+        segment_env.close()
 
 
 def _make_loop_env(
@@ -112,17 +112,17 @@ def _make_loop_env(
             on_error.callback(envs[-1].close)
         if len({id(made) for made in envs}) < num_envs:
             raise WorldError(f"{env} gave the same environment twice: it must make a new one at each call")
-        world: LoopSegmentEnv | ParallelSegmentEnv
+        segment_env: LoopSegmentEnv | ParallelSegmentEnv
         if is_multi_agent(envs[0]):
-            world = _make_multi_agent_env(env, envs, config, env_seeds(seed, num_envs))
+            segment_env = _make_multi_agent_env(env, envs, config, env_seeds(seed, num_envs))
             on_error.pop_all()
-            return world
+            return segment_env
         limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
         spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, envs[0], native=False, limit=limit)
         statistics = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
-        world = LoopSegmentEnv(envs, spec, observations, actions, statistics, env_seeds(seed, num_envs))
+        segment_env = LoopSegmentEnv(envs, spec, observations, actions, statistics, env_seeds(seed, num_envs))
         on_error.pop_all()
-    return world
+    return segment_env
 
 
 def _make_multi_agent_env(env: str, envs: list[Any], config: EnvConfig, seeds: list[int]) -> ParallelSegmentEnv:
@@ -156,9 +156,9 @@ def _make_native_env(
         limit = config.time_limit or source.max_episode_steps
         spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, vector, native=True, limit=limit)
         statistics = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
-        world = NativeSegmentEnv(vector, spec, observations, actions, statistics, env_seeds(seed, 1)[0])
+        segment_env = NativeSegmentEnv(vector, spec, observations, actions, statistics, env_seeds(seed, 1)[0])
         on_error.pop_all()
-    return world
+    return segment_env
 
 
 def _why_not_native(source: EnvSource, config: EnvConfig) -> str | None:
@@ -167,7 +167,7 @@ def _why_not_native(source: EnvSource, config: EnvConfig) -> str | None:
     if source.vector_entry_point is None:
         return "Gymnasium has no vector version of it"
     if is_atari(source):
-        return "its vector version can neither be saved nor go on with a game after a lost life"
+        return "its vector version can neither be saved nor continue a game after a lost life"
     if config.wrappers or config.grayscale or config.resize:
         return "environment.wrappers, grayscale and resize work on single environments"
     if source.additional_wrappers:
@@ -247,7 +247,7 @@ def _as_parallel_env(made: Any, env: str, config: EnvConfig) -> Any:
     """Return a PettingZoo environment as a parallel one; raise WorldError unless its agents are known and distinct."""
     agents = list(getattr(made, "possible_agents", ()))
     if not agents:
-        raise WorldError(f"{env} has no possible_agents: every agent that may ever come needs a row of its own")
+        raise WorldError(f"{env} has no possible_agents: every agent that may appear needs its own row")
     if len({str(agent) for agent in agents}) < len(agents):
         raise WorldError(f"{env} has two agents of the same name among its possible_agents")
     return to_parallel_env(made, numbered=config.observations == "index") if is_aec(made) else made

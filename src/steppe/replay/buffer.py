@@ -103,7 +103,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         disk_path: str | Path | None = None,
     ) -> None:
         if not (0 <= alpha <= 1 and 0 <= beta <= 1 and beta_increment >= 0):
-            raise UsageError(f"alpha and beta lie in [0, 1] and beta never falls: {alpha=}, {beta=}, {beta_increment=}")
+            raise UsageError(
+                f"alpha and beta must be in [0, 1], and beta must not fall: {alpha=}, {beta=}, {beta_increment=}"
+            )
         self.beta, self.beta_increment = beta, beta_increment
         store = ReplayStore(capacity, alpha=alpha, disk=None if disk_path is None else Path(disk_path))
         writing = ExperienceWriter(store, experience_keys, frame_stack)

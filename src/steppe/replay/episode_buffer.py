@@ -58,13 +58,13 @@ class LocalBuffer:
         row = [_finite_array(value, name, where) for name, value in given]
         row[:2] = [value.reshape(()) if value.shape == (1,) else value for value in row[:2]]  # (1,) counts as a scalar
         row[1] = _finite_array(row[1], "reward", where, np.float32)
-        seen = _finite_array(next_obs, "next_obs", where)
+        next_array = _finite_array(next_obs, "next_obs", where)
         before = (*self._rows[0], self._obs[0]) if self._rows else (*row, self._obs[0])
-        for name, value, first in zip((*STEP_COLUMNS, "next_obs"), (*row, seen), before, strict=True):
+        for name, value, first in zip((*STEP_COLUMNS, "next_obs"), (*row, next_array), before, strict=True):
             if value.shape != first.shape:
                 raise UsageError(f"{name} of {where} has shape {value.shape}, but it was {first.shape} before")
         self._rows.append(tuple(row))
-        self._obs.append(seen)
+        self._obs.append(next_array)
 
     @typechecked
     def finish(self, *, terminated: bool) -> Episode:
@@ -145,18 +145,18 @@ class GlobalBuffer:
             raise UsageError("there is no episode yet: add one first")
         batch_size = self.batch_size if batch_size is None else batch_size
         if batch_size not in self._sequence_buffers:
-            self._require_room(batch_size)
+            self._require_capacity(batch_size)
             self._sequence_buffers[batch_size] = self._replay.batch_buffer(batch_size)
         drawn = self._replay.draw(self._stream, self._sequence_buffers[batch_size], self.beta)
         first = {name: drawn.columns[name] for name in LEADING_COLUMNS}
         return Batch({**first, **drawn.columns}, drawn.weights, drawn.indices)
 
-    def _require_room(self, batch_size: int) -> None:
+    def _require_capacity(self, batch_size: int) -> None:
         """Raise UsageError unless `batch_size` is at least 1 and the batch fits into the available memory."""
         row_bytes = WINDOW_BYTES + sum(field.nbytes for field in self.pool.store.fields)
         most = int(MAX_MEMORY_SHARE * available_bytes() / (row_bytes * self.windowing.rows))
         if not 1 <= batch_size <= most:
-            raise UsageError(f"batch_size={batch_size}: must be at least 1, and memory has room for {most:,} sequences")
+            raise UsageError(f"batch_size={batch_size}: must be at least 1, and memory holds {most:,} sequences")
 
     def update_priorities(self, indices: Any, priorities: Any) -> None:
         """Set the priorities of sequences by the indices of a batch; raise UsageError if an index is not a start.

@@ -201,7 +201,7 @@ def _storage_directory(storage: str, directory: Path | None, pool: ReplayBufferP
     if pool is not None:
         if storage == "disk" and pool.store.disk is None:
             raise ConfigError(
-                "buffer_storage=disk needs a pool made with disk_path=…, which decides where experience lies"
+                "buffer_storage=disk needs a pool made with disk_path=…, which is where experience is stored"
             )
         return pool.store.disk
     if storage == "disk" and directory is None:

@@ -101,7 +101,7 @@ class ReplayBufferPool:
             return int(np.argmin(self.store.size))
         if self.routing == "by_source":
             if source is None:
-                raise UsageError("this pool routes by source: say who gathered the experiences with source=…")
+                raise UsageError("this pool routes by source: name the source of the experiences with source=…")
             return source % self.num_buffers
         return self.turn
 
@@ -229,7 +229,7 @@ class ReplayBufferPool:
     def _path(self, path: str | Path | None) -> Path:
         chosen = self.save_path if path is None else Path(path)
         if chosen is None:
-            raise UsageError("say where: give a path, or make the pool with save_path=…")
+            raise UsageError("give a path, or make the pool with save_path=…")
         return chosen
 
     def _require_buffer(self, buffer_id: int) -> None:

@@ -158,7 +158,7 @@ class SegmentSplitter:
 def group_by_env(segment: Segment) -> dict[str, np.ndarray]:
     """Return a segment's columns as [T, environments, …], followed by an agent axis if there are several agents.
 
-    Adds `there` and `ended`, [T, environments]: whether a step was taken and whether an episode ended. With several
+    Adds `present` and `ended`, [T, environments]: whether a step was taken and whether an episode ended. With several
     agents, adds `live`, which marks the agents that are present; an absent agent has reward 0 and is never terminated.
     """
     agents, columns = segment.spec.num_agents, segment.columns

@@ -56,7 +56,7 @@ class SequenceMemory:
         ensure_columns(pool, step_fields(spec), 1)
         if pool.buffer_capacity <= self._streams.limit:
             raise ConfigError(
-                f"these sequences are stored in pieces of up to {self._streams.limit} steps: give each buffer more room "
+                f"these sequences are stored in pieces of up to {self._streams.limit} steps: increase the size of each buffer "
                 f"than {pool.buffer_capacity}"
             )
         kind = RemoteSequenceReplay if isinstance(pool, RemoteReplayPool) else SequenceReplay

@@ -173,8 +173,8 @@ def ensure_columns(pool: ReplayBufferPool | RemoteReplayPool, fields: Sequence[F
     if keys_fit and not pool.store.fields:
         pool.store.allocate(fields)
     if not keys_fit or {f.name: f for f in pool.store.fields} != {f.name: f for f in fields}:
-        wanted = ", ".join(f.name for f in fields)
-        raise UsageError(f"the pool has other columns than the agent needs ({wanted}): give it no experience_keys")
+        required = ", ".join(f.name for f in fields)
+        raise UsageError(f"the pool has other columns than the agent needs ({required}): give it no experience_keys")
 
 
 def extract_priorities(batch: Batch, learned: Learned) -> tuple[np.ndarray, np.ndarray]:

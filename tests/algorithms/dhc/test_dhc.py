@@ -1,4 +1,4 @@
-"""DHC in small pathfinding worlds: what it remembers, whom it heeds, what it learns from, and its lessons."""
+"""DHC in small pathfinding worlds: recurrent state, communication, learning and curriculum."""
 
 import dataclasses
 
@@ -86,17 +86,17 @@ def test_stored_state_and_burn_in_give_what_the_whole_episode_gives():
     Ends by time and by success, agents that are absent, and sequences from an episode's very start are all in the batch.
     """
     world = world_of(density=0.0, max_steps=30)
-    agent = agent_of(world.spec, lesson_agents=[2, 3], lesson_episodes=1, lesson_pass=0.01)
+    agent = agent_of(world.spec, stage_agents=[2, 3], stage_episodes=1, stage_pass=0.01)
     walk = Walk(agent, world)
     batch = drawn(agent, walk, segments=20)
     windows = MultiAgentSequences(batch, torch.device("cpu"), first_only=False)
     with torch.no_grad():
         values = windows.unroll(agent.network, traced=False).numpy()
     values = values.reshape(*windows.live.shape, -1)
-    told = windows.live & batch["learn"][..., None]
-    assert told.sum() > 50
+    counted = windows.live & batch["learn"][..., None]
+    assert counted.sum() > 50
     assert (batch["hidden"] != 0).any()
-    np.testing.assert_allclose(values[told], batch["q_val"][:, :, : windows.num_agents][told], atol=3e-3)
+    np.testing.assert_allclose(values[counted], batch["q_val"][:, :, : windows.num_agents][counted], atol=3e-3)
     broken = Batch({**batch.columns, "hidden": np.zeros_like(batch["hidden"])})
     with torch.no_grad():
         other = (
@@ -104,7 +104,9 @@ def test_stored_state_and_burn_in_give_what_the_whole_episode_gives():
             .unroll(agent.network, traced=False)
             .numpy()
         )
-    assert np.abs(other.reshape(values.shape) - values)[told].max() > 1e-2, "without the stored state they are others"
+    assert np.abs(other.reshape(values.shape) - values)[counted].max() > 1e-2, (
+        "without the stored state they are others"
+    )
 
 
 def naive_loss(agent, target, batch, *, first_only):
@@ -148,9 +150,9 @@ def naive_loss(agent, target, batch, *, first_only):
 @pytest.mark.parametrize(("double", "learn_from"), [(True, "all"), (False, "all"), (True, "first")])
 def test_the_gradient_is_that_of_the_loss_by_the_book(double, learn_from):
     world = world_of()
-    agent = agent_of(world.spec, double=double, learn_from=learn_from, lesson_agents=[2, 3], batch_size=4)
+    agent = agent_of(world.spec, double=double, learn_from=learn_from, stage_agents=[2, 3], batch_size=4)
     batch = drawn(agent, Walk(agent, world))
-    target = agent_of(world.spec, seed=9, lesson_agents=[2, 3])
+    target = agent_of(world.spec, seed=9, stage_agents=[2, 3])
     agent.restore(agent.state() | {"target": target.weights().buffer})
     found = agent.gradients(batch)
     agent.flat.gradient.zero_()
@@ -160,9 +162,9 @@ def test_the_gradient_is_that_of_the_loss_by_the_book(double, learn_from):
     np.testing.assert_allclose(found, known, atol=2e-5 * max(1.0, np.abs(known).max()), rtol=2e-3)
 
 
-def test_who_is_absent_has_no_values_and_remembers_nothing():
+def test_absent_agents_have_no_values_and_no_state():
     world = world_of(agents=4)
-    agent = agent_of(world.spec, lesson_agents=[2, 4])
+    agent = agent_of(world.spec, stage_agents=[2, 4])
     segment = Walk(agent, world).segment()
     valid = segment["valid"].reshape(-1, WORLDS, 4)
     assert valid[..., :2].all()
@@ -172,7 +174,7 @@ def test_who_is_absent_has_no_values_and_remembers_nothing():
     assert (segment["hidden"][1:][segment["valid"][1:]] != 0).any()
 
 
-def test_empty_places_change_nothing_for_those_who_are_there():
+def test_absent_agents_do_not_affect_the_others():
     few, many = world_of(agents=2), world_of(agents=5)
     one, other = agent_of(few.spec), agent_of(many.spec)
     other.load(_fitting(one, other))
@@ -264,37 +266,39 @@ def test_actions_by_a_softmax_of_their_values():
 def test_agents_learn_the_ways_that_they_see():
     """There is no reward, so only the second loss can have taught it."""
     world = world_of()
-    agent = agent_of(world.spec, advice=1.0, advice_margin=0.3, learning_rate=3e-3, lesson_agents=[], lesson_sizes=[])
+    agent = agent_of(
+        world.spec, expert_coef=1.0, expert_margin=0.3, learning_rate=3e-3, stage_agents=[], stage_sizes=[]
+    )
     batch = drawn(agent, Walk(agent, world))
     batch["reward"][:] = 0.0
 
-    def heeded():
+    def share_of_expert_actions():
         windows = MultiAgentSequences(batch, torch.device("cpu"), first_only=False)
         with torch.no_grad():
             best = windows.unroll(agent.network, traced=False).numpy().argmax(axis=2).reshape(windows.live.shape)
-        told = []
+        best_moves = []
         for t, window, who in np.argwhere(windows.counted).tolist():
             others, _, *ways = batch["obs"][t, window, who]
             if not any(others[cell] for cell in ((3, 4), (5, 4), (4, 3), (4, 5))):
                 nearer = [bool(way[4, 4]) for way in ways]
-                told.append([not any(nearer), *nearer][best[t, window, who]])
-        return np.mean(told)
+                best_moves.append([not any(nearer), *nearer][best[t, window, who]])
+        return np.mean(best_moves)
 
-    assert heeded() < 0.6
+    assert share_of_expert_actions() < 0.6
     lags = [agent.learn(batch).stats["advice_lag"] for _ in range(80)]
     assert lags[0] > 0.1 > 10 * lags[-1]
-    assert heeded() > 0.9
+    assert share_of_expert_actions() > 0.9
 
 
 def test_advice_needs_planes_that_advise():
     spec = world_of().spec
     other = dataclasses.replace(spec, obs=dataclasses.replace(spec.obs, shape=(5, 9, 9)))
-    with pytest.raises(ConfigError, match="do not say which moves lead nearer; leave it out"):
-        agent_of(other, advice=0.5)
+    with pytest.raises(ConfigError, match="do not contain expert actions; leave it out"):
+        agent_of(other, expert_coef=0.5)
 
 
-def lesson_segment(agent, world, outcomes):
-    """A segment in which environment 0 ends an episode at each step, of lesson (agents, size), with or without success."""
+def stage_segment(agent, world, outcomes):
+    """A segment in which environment 0 ends an episode at each step, of stage (agents, size), with or without success."""
     segment = Segment.blank(segment_spec(agent.config, world.spec, world.num_envs))
     rows = slice(0, AGENTS)
     segment["valid"][:] = True
@@ -305,50 +309,50 @@ def lesson_segment(agent, world, outcomes):
     return segment
 
 
-def test_lessons_follow_from_what_was_seen_and_travel_with_the_weights():
+def test_stages_follow_from_observed_episodes_and_are_published_with_the_weights():
     world = world_of(agents=3, size=12)
-    settings = {"lesson_agents": [1, 3], "lesson_sizes": [8, 12], "lesson_episodes": 4, "lesson_pass": 0.75}
+    settings = {"stage_agents": [1, 3], "stage_sizes": [8, 12], "stage_episodes": 4, "stage_pass": 0.75}
     learner, actor = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
     assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8)}
-    learner.observe(lesson_segment(learner, world, [(1, 8, True)] * 3 + [(3, 12, True)] * 5), Progress(1, 10))
+    learner.observe(stage_segment(learner, world, [(1, 8, True)] * 3 + [(3, 12, True)] * 5), Progress(1, 10))
     actor.load(codec.decode_weights(codec.encode_weights(learner.weights())))
     assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8)}, "three episodes are too few"
-    learner.observe(lesson_segment(learner, world, [(1, 8, False)]), Progress(2, 10))
+    learner.observe(stage_segment(learner, world, [(1, 8, False)]), Progress(2, 10))
     actor.load(codec.decode_weights(codec.encode_weights(learner.weights())))
     assert {tuple(row) for row in actor.curriculum_stages(50).tolist()} == {(1, 8), (3, 8), (1, 12)}
-    learner.observe(lesson_segment(learner, world, [(1, 12, True)] * 4), Progress(3, 10))
+    learner.observe(stage_segment(learner, world, [(1, 12, True)] * 4), Progress(3, 10))
     actor.load(learner.weights())
     assert {tuple(row) for row in actor.curriculum_stages(80).tolist()} == {(1, 8), (3, 8), (1, 12), (3, 12)}
 
 
-def test_counts_of_lessons_are_part_of_the_state():
+def test_counts_of_curriculum_stages_are_part_of_the_state():
     world = world_of(agents=3, size=12)
-    settings = {"lesson_agents": [1, 3], "lesson_sizes": [12], "lesson_episodes": 4, "lesson_pass": 0.75}
+    settings = {"stage_agents": [1, 3], "stage_sizes": [12], "stage_episodes": 4, "stage_pass": 0.75}
     whole, resumed = agent_of(world.spec, **settings), agent_of(world.spec, **settings)
-    whole.observe(lesson_segment(whole, world, [(1, 12, True)] * 3), Progress(1, 10))
+    whole.observe(stage_segment(whole, world, [(1, 12, True)] * 3), Progress(1, 10))
     resumed.load(whole.weights())
     resumed.restore(codec.unpack(codec.pack(whole.state())))
     for agent in (whole, resumed):
         assert len({tuple(row) for row in agent.curriculum_stages(50).tolist()}) == 1
-        agent.observe(lesson_segment(agent, world, [(1, 12, True)]), Progress(2, 10))
+        agent.observe(stage_segment(agent, world, [(1, 12, True)]), Progress(2, 10))
         assert {tuple(row) for row in agent.curriculum_stages(50).tolist()} == {(1, 12), (3, 12)}
 
 
-def test_worlds_give_the_lessons_they_were_asked_for():
+def test_environments_use_the_sampled_curriculum_stages():
     """Whatever is drawn, each environment's next episode is of it, and its rows say so."""
     world = world_of(agents=3, size=12, max_steps=4)
-    agent = agent_of(world.spec, lesson_agents=[1, 2, 3], lesson_sizes=[5, 12], lesson_pass=0.001, lesson_episodes=1)
+    agent = agent_of(world.spec, stage_agents=[1, 2, 3], stage_sizes=[5, 12], stage_pass=0.001, stage_episodes=1)
     agent.curriculum.standing[...] = 1
     agent.network.lessons.copy_(torch.from_numpy(agent.curriculum.standing))
-    walk, seen = Walk(agent, world), set()
+    walk, seen_stages = Walk(agent, world), set()
     for _ in range(12):
         segment = walk.segment()
-        there = segment["valid"].reshape(-1, WORLDS, 3)
-        lesson = segment["lesson"].reshape(-1, WORLDS, 3, 2)
-        np.testing.assert_array_equal(there.sum(axis=2), lesson[:, :, 0, 0])
-        assert (lesson == lesson[:, :, :1]).all()
-        seen |= {tuple(row) for row in lesson[:, :, 0].reshape(-1, 2).tolist()}
-    assert seen == {(a, s) for a in (1, 2, 3) for s in (5, 12)}
+        present = segment["valid"].reshape(-1, WORLDS, 3)
+        stages = segment["lesson"].reshape(-1, WORLDS, 3, 2)
+        np.testing.assert_array_equal(present.sum(axis=2), stages[:, :, 0, 0])
+        assert (stages == stages[:, :, :1]).all()
+        seen_stages |= {tuple(row) for row in stages[:, :, 0].reshape(-1, 2).tolist()}
+    assert seen_stages == {(a, s) for a in (1, 2, 3) for s in (5, 12)}
 
 
 def test_the_step_size_is_halved_on_time_and_the_target_follows():
@@ -382,7 +386,7 @@ def test_a_priority_is_a_sequence_s():
     assert (learned.priorities > 0).all()
 
 
-def test_a_world_of_one_agent_will_do():
+def test_an_environment_with_one_agent_works():
     world = world_of(agents=1)
     agent = agent_of(world.spec)
     batch = drawn(agent, Walk(agent, world))
@@ -394,9 +398,9 @@ def test_a_world_of_one_agent_will_do():
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"lesson_agents": [1, 9]}, "lesson_agents"),
-        ({"lesson_agents": [2, 1]}, "lesson_agents"),
-        ({"lesson_sizes": [5, 50]}, "lesson_sizes"),
+        ({"stage_agents": [1, 9]}, "stage_agents"),
+        ({"stage_agents": [2, 1]}, "stage_agents"),
+        ({"stage_sizes": [5, 50]}, "stage_sizes"),
     ],
 )
 def test_curriculum_stages_that_an_environment_cannot_produce_are_refused(settings, word):
@@ -408,17 +412,17 @@ def test_curriculum_stages_that_an_environment_cannot_produce_are_refused(settin
 def test_an_environment_without_curriculum_stages_refuses_them():
     spec = EnvSpec("grid", FieldSpec("obs", (6, 9, 9), "uint8", most=1), ActionSpec("discrete", (5,)), num_agents=2)
     with pytest.raises(ConfigError, match="has no curriculum stages"):
-        agent_of(spec, lesson_agents=[1, 2])
+        agent_of(spec, stage_agents=[1, 2])
 
 
 def test_vectors_are_refused():
     spec = EnvSpec("pole", FieldSpec("obs", (4,), "float32"), ActionSpec("discrete", (2,)))
-    with pytest.raises(WorldError, match="planes"):
+    with pytest.raises(WorldError, match="image observations"):
         agent_of(spec)
 
 
 @pytest.mark.parametrize("key", ["hidden", "network", "dueling", "normalize_obs"])
-def test_what_describes_other_networks_is_unknown_here(key):
+def test_options_of_other_networks_are_unknown_keys(key):
     with pytest.raises(ValueError, match=key):
         DHCConfig(**{key: 1})
 

@@ -11,7 +11,7 @@ STAY, UP, DOWN, LEFT, RIGHT = range(5)
 CELLS = {UP: (3, 4), DOWN: (5, 4), LEFT: (4, 3), RIGHT: (4, 5)}
 
 
-def seen(nearer=(), others=(), walls=()):
+def make_obs(nearer=(), others=(), walls=()):
     """What an agent sees that stands in the middle: which moves lead nearer, and who and what is beside it."""
     obs = np.zeros((6, 9, 9), np.uint8)
     for move in nearer:
@@ -25,15 +25,15 @@ def seen(nearer=(), others=(), walls=()):
 @pytest.mark.parametrize(
     ("obs", "wanted"),
     [
-        (seen(nearer=[UP, LEFT]), {UP, LEFT}),
-        (seen(nearer=[RIGHT], walls=[UP]), {RIGHT}),
-        (seen(), {STAY}),
-        (seen(walls=[UP, DOWN, LEFT, RIGHT]), {STAY}),
-        (seen(nearer=[RIGHT], others=[RIGHT], walls=[UP]), {RIGHT, DOWN, LEFT}),
-        (seen(nearer=[RIGHT], others=[LEFT]), {RIGHT, UP, DOWN}),
-        (seen(others=[UP]), {DOWN, LEFT, RIGHT}),
-        (seen(others=[UP], walls=[DOWN, LEFT, RIGHT]), {STAY}),
-        (seen(nearer=[UP], others=[UP], walls=[DOWN, LEFT, RIGHT]), {UP}),
+        (make_obs(nearer=[UP, LEFT]), {UP, LEFT}),
+        (make_obs(nearer=[RIGHT], walls=[UP]), {RIGHT}),
+        (make_obs(), {STAY}),
+        (make_obs(walls=[UP, DOWN, LEFT, RIGHT]), {STAY}),
+        (make_obs(nearer=[RIGHT], others=[RIGHT], walls=[UP]), {RIGHT, DOWN, LEFT}),
+        (make_obs(nearer=[RIGHT], others=[LEFT]), {RIGHT, UP, DOWN}),
+        (make_obs(others=[UP]), {DOWN, LEFT, RIGHT}),
+        (make_obs(others=[UP], walls=[DOWN, LEFT, RIGHT]), {STAY}),
+        (make_obs(nearer=[UP], others=[UP], walls=[DOWN, LEFT, RIGHT]), {UP}),
     ],
     ids=[
         "nearer",
@@ -53,14 +53,14 @@ def test_moves_that_are_advised(obs, wanted):
     np.testing.assert_array_equal(expert_action_mask(many), np.broadcast_to(expert_action_mask(obs), (2, 3, 5)))
 
 
-def test_somebody_further_away_is_not_beside():
-    obs = seen(nearer=[UP])
+def test_agents_further_away_are_not_adjacent():
+    obs = make_obs(nearer=[UP])
     obs[0, 2, 4] = obs[0, 3, 3] = 1
     assert np.flatnonzero(expert_action_mask(obs)).tolist() == [UP]
 
 
 def test_the_walker_takes_moves_that_lead_nearer_whoever_is_there():
     stream = np.random.default_rng(0)
-    obs = np.broadcast_to(seen(nearer=[UP, LEFT], others=[UP]), (1, 4_000, 6, 9, 9))
+    obs = np.broadcast_to(make_obs(nearer=[UP, LEFT], others=[UP]), (1, 4_000, 6, 9, 9))
     counts = np.bincount(greedy_walk(obs, stream)[0], minlength=5) / 4_000
     assert counts == pytest.approx([0.02, 0.47, 0.02, 0.47, 0.02], abs=0.03)

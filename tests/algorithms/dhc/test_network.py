@@ -62,10 +62,10 @@ def logistic(x):
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def remembered(p, name, seen, memory):
+def gru_step(p, name, x, memory):
     """A GRU as its paper writes it, with the candidate's reset inside the bias as torch has it."""
     size = len(memory)
-    outside = p[f"{name}.outside.weight"] @ seen + p[f"{name}.outside.bias"]
+    outside = p[f"{name}.outside.weight"] @ x + p[f"{name}.outside.bias"]
     inside = p[f"{name}.inside.weight"] @ memory + p[f"{name}.inside.bias"]
     reset, update = logistic(outside[:size] + inside[:size]), logistic((outside + inside)[size : 2 * size])
     fresh = np.tanh(outside[2 * size :] + reset * inside[2 * size :])
@@ -73,11 +73,11 @@ def remembered(p, name, seen, memory):
 
 
 def encoded(p, obs):
-    seen = np.maximum(convolved(obs.astype(float), p["first.weight"], p["first.bias"], 0), 0)
+    x = np.maximum(convolved(obs.astype(float), p["first.weight"], p["first.bias"], 0), 0)
     for block in range(3):
-        through = np.maximum(convolved(seen, p[f"blocks.{block}.0.weight"], p[f"blocks.{block}.0.bias"], 1), 0)
-        seen = np.maximum(seen + convolved(through, p[f"blocks.{block}.1.weight"], p[f"blocks.{block}.1.bias"], 1), 0)
-    return np.maximum(convolved(seen, p["last.weight"], p["last.bias"], 0), 0).reshape(-1)
+        through = np.maximum(convolved(x, p[f"blocks.{block}.0.weight"], p[f"blocks.{block}.0.bias"], 1), 0)
+        x = np.maximum(x + convolved(through, p[f"blocks.{block}.1.weight"], p[f"blocks.{block}.1.bias"], 1), 0)
+    return np.maximum(convolved(x, p["last.weight"], p["last.bias"], 0), 0).reshape(-1)
 
 
 def listened(p, memory, mask, agent, size, heads=2):
@@ -95,19 +95,19 @@ def listened(p, memory, mask, agent, size, heads=2):
 
 def expected(net, obs, memory, mask):
     p, size = parameters(net), net.hidden_size // 4
-    memory = np.array([remembered(p, "remember", encoded(p, o), m) for o, m in zip(obs, memory, strict=True)])
+    memory = np.array([gru_step(p, "remember", encoded(p, o), m) for o, m in zip(obs, memory, strict=True)])
     for _ in range(2):
-        heard = [
-            remembered(p, "heed", listened(p, memory, mask, a, size), memory[a]) if mask[a].sum() > 1 else memory[a]
+        updated = [
+            gru_step(p, "heed", listened(p, memory, mask, a, size), memory[a]) if mask[a].sum() > 1 else memory[a]
             for a in range(len(memory))
         ]
-        memory = np.array(heard)
+        memory = np.array(updated)
     advantage = memory @ p["head.advantage.weight"].T + p["head.advantage.bias"]
     value = memory @ p["head.value.weight"].T + p["head.value.bias"]
     return value + advantage - advantage.mean(axis=1, keepdims=True), memory
 
 
-def test_a_step_is_what_the_paper_says():
+def test_a_step_equals_the_papers_equations():
     net = network()
     obs, memory = rows(8).reshape(2, 4, 6, 9, 9), memories(net, 2)
     mask = np.random.default_rng(5).random((2, 4, 4)) < 0.4
@@ -142,7 +142,7 @@ def alone(mask, agent):
     return mask
 
 
-def test_who_hears_nobody_is_unaffected_by_others():
+def test_agents_without_messages_are_unaffected_by_others():
     net = network()
     mask = alone(np.ones((1, 4, 4), bool), 1)
     obs, memory = rows(4).reshape(1, 4, 6, 9, 9), memories(net, 1)
@@ -156,7 +156,7 @@ def test_who_hears_nobody_is_unaffected_by_others():
         assert (np.abs(changed[0, 0] - values[0, 0]) > 1e-6).any()
 
 
-def test_words_travel_two_rounds_and_no_further():
+def test_messages_reach_agents_two_rounds_away_and_no_further():
     """0 hears 1, 1 hears 2, 2 hears 3: in two rounds 0 learns of 2, and of 3 nothing."""
     net = network()
     mask = np.eye(4, dtype=bool)[None].copy()
@@ -173,7 +173,7 @@ def test_words_travel_two_rounds_and_no_further():
     assert moved == {0: {0}, 1: {0, 1}, 2: {0, 1, 2}, 3: {1, 2, 3}}
 
 
-def test_who_is_absent_disturbs_nobody():
+def test_absent_agents_do_not_affect_others():
     """A row of the mask that is all False is of an agent that is not there; whatever it sees, others do not change."""
     net = network()
     mask = np.ones((1, 4, 4), bool)
@@ -196,7 +196,7 @@ def test_agents_are_alike_wherever_they_stand():
     np.testing.assert_allclose(other[0], values[0, order], atol=1e-6)
 
 
-def test_worlds_do_not_hear_each_other():
+def test_environments_do_not_communicate():
     net = network()
     obs, memory = rows(8).reshape(2, 4, 6, 9, 9), memories(net, 2)
     mask = np.ones((2, 4, 4), bool)

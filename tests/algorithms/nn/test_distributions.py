@@ -89,7 +89,7 @@ def test_extreme_logits_stay_finite_and_impossible_choices_are_never_made():
     assert np.isfinite(distribution.backward(inner, action, np.ones(500), 1.0)).all()
 
 
-def test_choices_come_as_often_as_their_probabilities():
+def test_choices_have_the_given_probabilities():
     distribution = Categorical(SEVERAL)
     logits = np.array([0.0, 1.0, -1.0, 2.0, 0.5, 0.1, 0.2, 0.3, 0.4, 1.5], np.float32)
     num_rows = 40_000

@@ -27,16 +27,18 @@ def images(shape, count, seed=0):
 
 def by_hand(torso, obs):
     """The torso's features from its parameters alone, in double precision and torch's usual order of axes."""
-    seen = torch.from_numpy(obs).double() / 255
+    features = torch.from_numpy(obs).double() / 255
     for layer in torso:
         if isinstance(layer, torch.nn.Conv2d):
-            seen = functional.conv2d(seen, layer.weight.double(), layer.bias.double(), layer.stride).relu()
+            features = functional.conv2d(features, layer.weight.double(), layer.bias.double(), layer.stride).relu()
         elif isinstance(layer, FlattenChannelsLast):
-            seen = torch.stack([seen[:, :, y, x] for y in range(seen.shape[2]) for x in range(seen.shape[3])], dim=1)
-            seen = seen.reshape(len(obs), -1)
+            features = torch.stack(
+                [features[:, :, y, x] for y in range(features.shape[2]) for x in range(features.shape[3])], dim=1
+            )
+            features = features.reshape(len(obs), -1)
         elif isinstance(layer, torch.nn.Linear):
-            seen = functional.linear(seen, layer.weight.double(), layer.bias.double()).relu()
-    return seen
+            features = functional.linear(features, layer.weight.double(), layer.bias.double()).relu()
+    return features
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -62,17 +64,17 @@ def test_features_and_gradients_are_those_of_plain_layers(shape):
     obs, slopes = images(shape, 7), torch.randn(7, 16)
     features = torso(torch.from_numpy(obs))
     features.backward(slopes)
-    mine = [parameter.grad.clone() for parameter in torso.parameters()]
+    gradients = [parameter.grad.clone() for parameter in torso.parameters()]
     torso.zero_grad()
     expected = by_hand(torso, obs)
     np.testing.assert_allclose(features.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
     expected.backward(slopes.double())
-    for gradient, parameter in zip(mine, torso.parameters(), strict=True):
+    for gradient, parameter in zip(gradients, torso.parameters(), strict=True):
         np.testing.assert_allclose(gradient, parameter.grad, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("config", [PPOConfig(hidden=(16,)), DQNConfig(hidden=(16,))])
-def test_what_acts_is_what_learns(config):
+def test_acting_and_learning_compute_the_same_values(config):
     """`run` and `trace` give the same numbers, and neither changes the observations."""
     algo = "ppo" if isinstance(config, PPOConfig) else "dqn"
     agent = make_agent(algo, config, spec_of((4, 84, 84)), seed=3)

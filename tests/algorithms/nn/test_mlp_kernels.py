@@ -57,7 +57,7 @@ def test_outputs_and_gradients_are_those_of_the_formula(sizes, hidden, activatio
             np.testing.assert_allclose(parameter.grad, leaves[name].grad, rtol=2e-4, atol=2e-5 * count, err_msg=name)
 
 
-def test_torchs_own_way_gives_the_same():
+def test_torch_autograd_gives_the_same():
     net, _ = make()
     rows = numbers(20, 4)
     np.testing.assert_allclose(net(torch.from_numpy(rows)).detach(), net.run(rows), rtol=1e-5, atol=1e-6)
@@ -75,7 +75,7 @@ def test_tanh_is_tanh_to_the_last_few_bits_everywhere():
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_what_is_not_a_number_comes_out_as_that(activation):
+def test_nan_input_gives_nan_output(activation):
     net, _ = make(activation=activation)
     rows = numbers(6, 4)
     rows[2, 1] = np.nan

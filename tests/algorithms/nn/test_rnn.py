@@ -109,7 +109,7 @@ def test_one_step_at_a_time_is_the_whole_way(cell):
 
 
 @both
-def test_environments_do_not_hear_of_each_other(cell):
+def test_environments_do_not_affect_each_other(cell):
     net, _ = make(cell)
     x, state, clear = numbers(6, 4, net.num_in), numbers(4, net.num_state), flags(6, 4)
     first = net.unroll(x.reshape(-1, net.num_in), state, clear).outputs.copy()
@@ -153,7 +153,7 @@ def test_memory_is_kept_for_few_shapes_only():
     assert reused == list(range(3 * MAX_CACHED_SHAPES - 1, 2 * MAX_CACHED_SHAPES - 1, -1))
 
 
-def test_what_is_not_a_number_is_not_hidden():
+def test_nan_is_not_hidden():
     for cell in ("lstm", "gru"):
         net, _ = make(cell)
         x = numbers(2, net.num_in)

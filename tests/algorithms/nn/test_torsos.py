@@ -91,7 +91,7 @@ def test_initial_weights_come_from_the_seed_alone():
         (f"{__name__}:no_features", VECTOR, ConfigError, "not to"),
     ],
 )
-def test_what_does_not_fit_gets_one_sentence(network, spec, error, words):
+def test_invalid_input_raises_a_clear_error(network, spec, error, words):
     with pytest.raises(error, match=words):
         build_torso(network, spec, (8,), "relu")
 
@@ -116,7 +116,7 @@ def test_devices(monkeypatch):
         resolve_device("cuda:2")
 
 
-def test_fitting_twice_changes_nothing_and_given_values_stay():
+def test_resolving_defaults_twice_changes_nothing_and_keeps_given_values():
     for config in (PPOConfig(learning_rate=0.5), DQNConfig(hidden=(7,)), PPOConfig(minibatch_size=3)):
         for spec in (VECTOR, image(4, 84, 84), EnvSpec("n", VECTOR.obs, DISCRETE, native_vector=True)):
             once, envs = config.resolve_defaults(spec, 2, None)
@@ -126,7 +126,7 @@ def test_fitting_twice_changes_nothing_and_given_values_stay():
             assert None not in (once.learning_rate, once.hidden, once.segment_steps, once.normalize_obs)
 
 
-def test_ppo_normalizes_continuous_worlds_only():
+def test_ppo_normalizes_environments_with_continuous_actions_only():
     box = ActionSpec("box", (1,), (-2.0,), (2.0,))
     for spec, obs, reward in [
         (VECTOR, False, False),
@@ -146,7 +146,7 @@ def test_the_room_is_entered_without_torch():
         _ = steppe.algorithms.nothing
 
 
-def test_greedy_values_do_not_depend_on_how_many_rows_are_asked_about_beyond_rounding():
+def test_greedy_values_depend_on_the_batch_size_only_by_rounding():
     agent = make_agent("ppo", PPOConfig(), VECTOR, seed=0)
     obs = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
     together = agent.act(obs, np.zeros(64, bool), explore=False)["value"]

@@ -143,7 +143,7 @@ def test_each_row_is_acted_on_by_its_own_policy():
     assert len(set(shared.act(obs, np.zeros(6, bool), explore=False)["value"].tolist())) == 1
 
 
-def test_what_one_group_meets_is_nothing_to_another():
+def test_groups_do_not_affect_each_other():
     def learned(spoiled):
         agent = make_agent("ppo", PPOConfig(**SMALL, policies=KINDS), SPEC, seed=5)
         segment = segment_of(agent, SPEC, 1)
@@ -191,8 +191,8 @@ def test_names_that_begin_alike_are_kept_apart():
 @pytest.mark.parametrize(
     ("config", "spec", "words"),
     [
-        (PPOConfig(policies={"wolf_*": "wolves"}), SPEC, "policies says nothing of 'sheep_0'"),
-        (PPOConfig(policies={"*": "all", "wolf_*": "wolves"}), SPEC, "policies['wolf_*'] fits none of the agents"),
+        (PPOConfig(policies={"wolf_*": "wolves"}), SPEC, "policies has no pattern for 'sheep_0'"),
+        (PPOConfig(policies={"*": "all", "wolf_*": "wolves"}), SPEC, "policies['wolf_*'] matches none of the agents"),
         (PPOConfig(policies="own"), EnvSpec("lone", OBS, ACTION), "policies is for environments with several agents"),
         (
             PPOConfig(policies={"*": "all"}),

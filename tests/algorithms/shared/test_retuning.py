@@ -38,7 +38,7 @@ def test_a_changed_agent_learns_like_one_that_was_made_so(change):
     assert not np.array_equal(steps, moved(untouched, batch))
 
 
-def test_what_would_be_refused_at_the_start_is_refused_later_and_changes_nothing():
+def test_invalid_changes_are_refused_during_a_run_and_change_nothing():
     (tuned, batch), (plain, _) = agent_and_batch(), agent_and_batch()
     for wrong in ({"learning_rate": -1.0}, {"clip": "wide"}, {"no_such": 1}):
         with pytest.raises(ConfigError):

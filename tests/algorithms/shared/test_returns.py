@@ -126,7 +126,7 @@ def test_a_truncated_step_bootstraps_and_a_terminated_one_does_not():
     assert gae(one, 0 * one, yes, yes, yes, 8 * one, last, 0.5, 0.9)[0, 0] == 1.0
 
 
-def test_a_reset_row_gets_nothing_and_passes_nothing_on():
+def test_no_state_or_gradient_crosses_a_reset_row():
     rows = invented(3, 12, 3)
     advantage = gae(*rows, 0.9, 0.9)
     valid = rows[4]

@@ -107,7 +107,7 @@ def test_a_loss_that_is_no_number_names_the_update():
         td_loss(values_of(1), values_of(2), batch, double=True, value_rescaling=True).require_finite(17)
 
 
-def test_a_judgement_stays_as_it_is():
+def test_target_values_are_not_modified():
     found = td_loss(values_of(1), values_of(2), windows(), double=True, value_rescaling=True)
     with pytest.raises(AttributeError):
         found.loss = 0.0
@@ -176,7 +176,7 @@ def test_the_share_of_random_actions_is_each_environments_own():
     assert set(drawn[:, 2]) == {0, 1, 2, 3}
 
 
-def test_what_is_remembered_is_forgotten_at_starts_only():
+def test_the_recurrent_state_is_cleared_at_starts_only():
     memory = RecurrentState((2,))
     assert memory.state.shape == (0, 2), "there are no environments yet"
     memory.begin(3)

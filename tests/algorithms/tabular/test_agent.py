@@ -106,7 +106,7 @@ def test_trajectories_are_followed_through_a_rollout_and_end_with_it(algo, kind,
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num_envs=st.integers(1, 4), masked=st.booleans())
-def test_every_trajectory_ends_where_nothing_more_is_known_of_it(seed, num_envs, masked):
+def test_every_incomplete_trajectory_is_truncated(seed, num_envs, masked):
     columns, more = flatten_rollout(rollout(seed, num_envs=num_envs, masked=masked), STATES)
     open_ = set()
     for stream, done, cut in zip(more["streams"], columns[4], more["truncated"], strict=True):
@@ -117,7 +117,7 @@ def test_every_trajectory_ends_where_nothing_more_is_known_of_it(seed, num_envs,
     assert not (columns[4] & more["truncated"]).any()
 
 
-def test_sarsa_learns_from_what_was_done_next():
+def test_sarsa_learns_from_the_next_action():
     agent = made("sarsa", learning_rate=1.0, gamma=0.5, epsilon=0.0, epsilon_end=0.0)
     agent.algorithm.q_table[...] = np.arange(STATES * ACTIONS).reshape(STATES, ACTIONS)
     columns = {
@@ -143,16 +143,16 @@ def test_a_game_of_turns_is_learned_with_the_sign_of_the_mover():
 
 
 @pytest.mark.parametrize("algo", TABULAR)
-def test_an_agent_of_the_house(algo):
+def test_a_built_in_agent(algo):
     agent = made(algo)
     assert isinstance(agent, Agent)
     agent.begin(2, np.random.default_rng(0))
     obs, starts = np.array([0, 5]), np.ones(2, bool)
     masks = np.array([[False, True, False], [True, True, True]])
     for _ in range(20):
-        noted = agent.act(obs, starts, masks=masks)
-        assert noted["action"][0] == 1
-        np.testing.assert_array_equal(noted["mask"], masks)
+        columns_of_act = agent.act(obs, starts, masks=masks)
+        assert columns_of_act["action"][0] == 1
+        np.testing.assert_array_equal(columns_of_act["mask"], masks)
     agent.learn(rollout(1))
     twin = made(algo)
     twin.load(agent.weights().stamped(version=4, updates=1, env_steps=2))

@@ -58,7 +58,7 @@ def test_a_bad_value_in_a_single_step_or_a_batch_is_refused(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", [OptimalQLearning, SARSA, NStepQLearning, DoubleQLearning])
-def test_states_and_masks_that_cannot_be_are_refused(kind: type) -> None:
+def test_invalid_states_and_masks_are_refused(kind: type) -> None:
     agent = kind(4, 3, seed=1)
     for state in BAD_NUMBERS:
         with pytest.raises(SteppeError):

@@ -136,7 +136,7 @@ def test_the_fast_episode_is_the_plain_one(kind, rates, masked):
     assert fast.words.take(5).tolist() == plain.words.take(5).tolist()
 
 
-def test_masks_of_an_environment_are_kept_to():
+def test_action_masks_are_respected():
     env = gym.make("Taxi-v4")
     agent = OptimalQLearning(500, 6, epsilon=1.0, epsilon_decay=1.0, seed=0)
     state, info = env.reset(seed=0)
@@ -163,7 +163,7 @@ def test_deterministic_is_deterministic_and_costs_no_chance(kind):
     assert agent.words.take(3).tolist() == fresh.words.take(3).tolist()
 
 
-def test_sarsa_keeps_to_the_action_it_learned_from():
+def test_sarsa_takes_the_action_it_learned_from():
     agent = SARSA(2, 50, epsilon=1.0, learning_rate=1.0, discount_factor=1.0, seed=0)
     agent.q_table[1] = np.arange(50)
     for _ in range(20):
@@ -188,11 +188,11 @@ def test_rates_follow_their_schedules():
 
 def test_a_plain_epsilon_falls_after_each_episode_and_never_rises():
     agent = OptimalQLearning(10, 4, epsilon=0.5, epsilon_decay=0.9, epsilon_min=0.44)
-    seen = [agent.epsilon]
+    epsilons = [agent.epsilon]
     for _ in range(3):
         agent.train_episode(MockEnvironment())
-        seen.append(agent.epsilon)
-    assert seen == pytest.approx([0.5, 0.45, 0.44, 0.44])
+        epsilons.append(agent.epsilon)
+    assert epsilons == pytest.approx([0.5, 0.45, 0.44, 0.44])
     greedy = OptimalQLearning(10, 4, epsilon=0.0)
     greedy.train_episode(MockEnvironment())
     assert greedy.epsilon == 0.0
@@ -296,7 +296,7 @@ def test_a_bad_step_is_one_sentence(kind, change, error, words):
         ({"states": [[0, 1]]}, ConfigError, "one axis and one length"),
     ],
 )
-def test_a_bad_batch_is_one_sentence_and_changes_nothing(kind, change, error, words):
+def test_an_invalid_batch_raises_a_clear_error_and_changes_nothing(kind, change, error, words):
     more = {"next_actions": [0, 0]} if kind is SARSA else {}
     for convert in (list, np.array):
         agent = kind(3, 2)
@@ -309,7 +309,7 @@ def test_a_bad_batch_is_one_sentence_and_changes_nothing(kind, change, error, wo
     agent.learn(*(np.array(column)[::2] for column in BATCH.values()), **({"next_actions": [0]} if more else {}))
 
 
-def test_the_bare_kernel_says_no_too():
+def test_the_bare_kernel_also_refuses_it():
     table = np.zeros((3, 2), np.float32)
     for change in ({"states": [0, 3]}, {"rewards": [1.0, np.inf]}, {"actions": [0, 1, 1]}):
         with pytest.raises(ConfigError, match="nothing was learned"):
@@ -318,7 +318,7 @@ def test_the_bare_kernel_says_no_too():
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_mask_must_fit_and_allow_something(kind):
+def test_a_mask_must_have_the_right_shape_and_allow_an_action(kind):
     agent = kind(3, 2)
     for choose in (lambda: agent.select_action(1, [0, 0]), lambda: agent.update(0, 0, 1.0, 1, False, [False, False])):
         with pytest.raises(ConfigError, match=r"action mask of .*1.* allows no action"):
@@ -333,7 +333,7 @@ def test_a_mask_must_fit_and_allow_something(kind):
     assert not np.asarray(agent.q_table).any()
 
 
-def test_an_episode_with_bad_rows_says_what_is_bad():
+def test_an_episode_with_invalid_rows_is_refused_by_name():
     cases = [
         ((7, 1.0, False, False, {}), ConfigError, "next state 7 is outside"),
         ((1, np.nan, False, False, {}), NotFinite, "the reward is nan"),
@@ -353,9 +353,9 @@ def test_an_episode_with_bad_rows_says_what_is_bad():
     [
         ({"state_size": 0}, "state_size=0 must be at least 1"),
         ({"state_size": 2.5}, "state_size=2.5 must be a whole number"),
-        ({"learning_rate": 1.5}, "learning_rate=1.5 must lie between 0 and 1"),
+        ({"learning_rate": 1.5}, "learning_rate=1.5 must be between 0 and 1"),
         ({"learning_rate": float("nan")}, "must be a number"),
-        ({"discount_factor": -0.1}, "discount_factor=-0.1 must lie"),
+        ({"discount_factor": -0.1}, "discount_factor=-0.1 must be"),
         ({"epsilon": "much"}, "epsilon='much' must be a number or a schedule"),
         ({"epsilon": LinearSchedule(1, 0, 5), "epsilon_decay": 0.9}, "would have no effect"),
     ],
@@ -430,7 +430,7 @@ def go_on(agent):
 
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_a_loaded_learner_goes_on_exactly(kind, scheduled, tmp_path):
+def test_a_loaded_learner_continues_exactly(kind, scheduled, tmp_path):
     rate = {"learning_rate": LinearSchedule(0.5, 0.1, 400)} if scheduled else {}
     agent = trained(kind, **rate)
     if kind in (NStepQLearning, QLambda):
@@ -509,6 +509,6 @@ def test_a_schedule_of_ones_own_cannot_be_saved(tmp_path):
 
 def test_settings_are_plain(tmp_path):
     agent = NStepQLearning(3, 2, n_step=2, learning_rate=LinearSchedule(0.5, 0.1, 400))
-    told = json.loads(json.dumps(agent.settings()))
-    assert told["n_step"] == 2
-    assert told["learning_rate"] == {"kind": "LinearSchedule", "start": 0.5, "end": 0.1, "num_steps": 400}
+    settings = json.loads(json.dumps(agent.settings()))
+    assert settings["n_step"] == 2
+    assert settings["learning_rate"] == {"kind": "LinearSchedule", "start": 0.5, "end": 0.1, "num_steps": 400}

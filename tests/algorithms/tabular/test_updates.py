@@ -151,13 +151,13 @@ def test_double_q_is_its_rule(batch, seed):
     pair = [SlowTable(STATES, ACTIONS), SlowTable(STATES, ACTIONS)]
     coins = words_of(seed, len(batch["states"]))
     for (state, action, reward, following, done, mask), coin in zip(each(batch), coins, strict=True):
-        mine, other = pair[coin & 1], pair[1 - (coin & 1)]
+        updated, other = pair[coin & 1], pair[1 - (coin & 1)]
         target = reward
         if not done:
             allowed = [a for a in range(ACTIONS) if mask is None or mask[a]]
-            best = max(allowed, key=lambda a: mine.values[following, a])
+            best = max(allowed, key=lambda a: updated.values[following, a])
             target += discount(batch) * other.values[following, best]
-        mine.move(state, action, target, RATE)
+        updated.move(state, action, target, RATE)
     expected = np.stack([table.array() for table in pair])
     together, apart = (DoubleQLearning(STATES, ACTIONS, **OPTIONS, seed=seed) for _ in range(2))
     together.learn(*columns(batch), next_masks=batch["masks"], turn_based=batch["turns"])
@@ -249,7 +249,7 @@ def test_an_episode_that_is_cut_still_settles_its_last_steps():
     assert agent.q_table[0, 0] == 1.0 + 0.5 * 2.0 + 0.25 * 8.0
 
 
-def test_batches_choose_what_single_choices_would():
+def test_batched_action_selection_equals_single_selection():
     masks = np.random.default_rng(1).random((3000, ACTIONS)) < 0.5
     masks[:, 1] = True
     states = np.random.default_rng(2).integers(0, STATES, 3000)

@@ -75,7 +75,7 @@ def test_n_step_learners_find_the_values_of_walking_at_random_before_acting_best
 
 @pytest.mark.parametrize("kind", [SARSA, ExpectedSARSA])
 @pytest.mark.parametrize(("world", "ends"), WORLDS)
-def test_on_policy_learners_find_the_values_of_what_they_do(kind, world, ends):
+def test_on_policy_learners_find_the_values_of_their_policy(kind, world, ends):
     """With ε = .5 for ever: the best policy's values are far away."""
     env, steps, epsilon = RandomMDP(world, ends=ends), 1_600_000, 0.5
     many = ManyMDPs(env, COPIES, 1)

@@ -23,7 +23,7 @@ from steppe.control.http.auth import AccessControl, RequestLimits, TokenStore
 from steppe.control.http.connections import RESERVE, Connections
 from steppe.control.http.middleware import AccessMiddleware
 from steppe.records.store import OPEN_PER_THREAD, RunStore
-from tests.support.service import SHORT, Served, bring_down, make, until
+from tests.support.service import SHORT, Served, make, stop_service_and_runs, until
 
 DESCRIPTORS = 1_024
 HALF = b"GET /api/v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -36,7 +36,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     service = Served(tmp_path_factory.mktemp("limited"), descriptors=DESCRIPTORS)
     service.start()
     yield service
-    bring_down(service)
+    stop_service_and_runs(service)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from steppe.control.http.auth import (
     require_safe_bind,
 )
 from steppe.core.contracts.errors import UsageError
-from tests.support.service import SERVE, SHORT, Served, bring_down, make, until
+from tests.support.service import SERVE, SHORT, Served, make, stop_service_and_runs, until
 from tests.support.warm_host import WarmHost
 
 pytestmark = pytest.mark.integration
@@ -41,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, service_host: WarmHost) -> 
     service = Served(tmp_path_factory.mktemp("served"), host=service_host)
     service.start()
     yield service
-    bring_down(service)
+    stop_service_and_runs(service)
 
 
 def link_of(served: Served) -> str:

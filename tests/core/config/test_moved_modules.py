@@ -85,7 +85,7 @@ def test_an_enumeration_of_an_earlier_version_is_found(monkeypatch: pytest.Monke
     assert SnapshotWriter().value({**tree, "module": "steppe.envs.builtin"}) is colour["RED"]
 
 
-def test_what_a_snapshot_left_out_may_have_had_another_name() -> None:
+def test_skipped_attributes_may_have_been_renamed() -> None:
     """Objects that are not read must be there again, of the class that the snapshot says."""
     env, other = CountingEnv(), CountingEnv()
     env.reset(seed=0)

@@ -42,12 +42,12 @@ class TestReferences:
             ("any:text", "any:text"),
         ],
     )
-    def test_what_has_a_name_travels_by_it(self, thing, text):
+    def test_named_callables_are_referenced_by_name(self, thing, text):
         assert references.make_reference(thing) == text
         if not isinstance(thing, str):
             assert references.resolve_reference(text) is thing
 
-    def test_what_has_none_is_known_here_alone(self):
+    def test_unnamed_callables_are_local_references(self):
         def inner():
             return 1
 
@@ -58,7 +58,7 @@ class TestReferences:
         assert [references.make_reference(thing) for thing in things] == texts
         assert all(references.resolve_reference(text) is thing for text, thing in zip(texts, things, strict=True))
 
-    def test_a_name_that_means_something_else_now_is_not_used(self):
+    def test_a_name_that_resolves_to_another_object_is_not_used(self):
         def module_level():
             return "another"
 
@@ -84,13 +84,13 @@ class TestReferences:
             ("local:99999", "lambda or local function of another process"),
         ],
     )
-    def test_what_cannot_be_found(self, text, words):
+    def test_unknown_references_are_refused(self, text, words):
         with pytest.raises(FactoryError, match=words):
             references.resolve_reference(text)
 
 
 class TestPortability:
-    def test_a_lambda_is_refused_with_what_to_do(self):
+    def test_a_lambda_is_refused_with_advice(self):
         text = references.make_reference(lambda: None)
         with pytest.raises(FactoryError, match=r"the environment is '.*<lambda>'.*runtime='inline'"):
             references.require_portable(text, "the environment")

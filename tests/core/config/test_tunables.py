@@ -43,7 +43,7 @@ def test_every_live_name_is_a_field_that_may_change(algo):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_what_some_environments_refuse_is_declared(algo):
+def test_environment_dependent_fields_are_declared(algo):
     """By trying: a value that one environment takes and another refuses, where both take the algorithm as it was."""
     agent = config_of(algo).agent
     fields = [name for name in type(agent).model_fields if name not in agent.fixed]
@@ -137,7 +137,7 @@ def _numbers(schema):
     ("values", "words"),
     [
         ({"clip": 1e308}, "less than or equal to 10"),
-        ({"learning_rate": None}, "has been chosen"),
+        ({"learning_rate": None}, "cannot be unset"),
         ({"hidden": [8]}, "cannot change"),
         ({"learning_rat": 1.0}, "Did you mean 'learning_rate'"),
         ({"minibatch_size": 8, "recurrent": True}, "no whole sequence of 16 steps"),

@@ -47,7 +47,7 @@ def test_extras_come_along_and_bookkeeping_does_not():
     assert flat["logp"].tolist() == [0, 2, 3, 5]
 
 
-def test_what_follows_a_cut_is_the_final_observation():
+def test_truncation_bootstraps_from_the_final_observation():
     spec = SegmentSpec(2, 3, FieldSpec("obs", (), "float32"), FieldSpec("action", (), "int64"))
     segment = Segment.blank(spec)
     segment["obs"][...] = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]

@@ -96,9 +96,9 @@ def test_stamping_shares_and_copying_does_not():
         ([("b", (3,), "float32"), ("a", (2,), "float32")], "another order"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(other, words):
-    mine = WeightsLayout.of([("a", (2,), "float32"), ("b", (3,), "float32")])
+def test_invalid_input_is_named(other, words):
+    own = WeightsLayout.of([("a", (2,), "float32"), ("b", (3,), "float32")])
     weights = Weights(WeightsLayout.of(other), np.zeros(64, np.uint8))
     with pytest.raises(ConfigError, match=f"do not fit this agent: .*{words}"):
-        weights.require(mine, "this agent")
+        weights.require(own, "this agent")
     weights.require(weights.layout, "itself")

@@ -87,15 +87,15 @@ def test_a_crash_at_any_call_leaves_the_old_file_or_the_new_one(tmp_path, monkey
     old, new = b"old content", b"new and longer content" * 1000
     total = calls_of(monkeypatch, lambda: atomic_files.write_atomic(tmp_path / "probe", new))
     assert total >= 7  # open, write, fsync, close, replace, and open, fsync, close of the directory
-    seen = set()
+    contents_read = set()
     for k in range(1, total + 1):
         path = tmp_path / f"file{k}"
         path.write_bytes(old)
         with crashing(monkeypatch, k, half=half):
             atomic_files.write_atomic(path, new)
         assert path.read_bytes() in (old, new), f"call {k} tore the file"
-        seen.add(path.read_bytes())
-    assert seen == {old, new}
+        contents_read.add(path.read_bytes())
+    assert contents_read == {old, new}
 
 
 def test_a_failing_call_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def test_arrays_are_aligned_and_writable():
         (print, "builtin_function"),
     ],
 )
-def test_what_cannot_be_packed_is_said_with_its_place(tree, where):
+def test_unpackable_values_are_named_with_their_path(tree, where):
     with pytest.raises(TypeError, match=where):
         codec.pack(tree)
 
@@ -428,7 +428,7 @@ def test_the_bytes_are_those_of_the_format(sealed):
     assert same(tree, codec.unpack(codec.pack(tree, sealed=sealed), sealed=sealed))
 
 
-def test_what_segments_and_weights_say_of_themselves():
+def test_representation_of_segments_and_weights():
     for data in (codec.encode_segment(segment()), codec.encode_weights(some_weights())):
         tree = codec.unpack(data)
         assert (tree["schema"], tree["kind"]) in [(1, "segment"), (1, "weights")]
@@ -460,7 +460,7 @@ def test_instances_of_subclasses_are_packed_as_what_they_are():
     assert same(unpacked, ["x", 0.5, {"a": 1}, [1], True])
 
 
-def test_a_message_that_is_cut_off_or_goes_on_is_named_as_such():
+def test_truncated_messages_and_trailing_bytes_are_reported():
     packed = codec.pack([np.arange(9)])
     for wrong in (packed[:-1], packed + b"\0"):
         with pytest.raises(DamagedFile, match="truncated or too long"):
@@ -482,9 +482,9 @@ def test_a_byte_of_2_is_no_truth_value():
         codec.unpack(forged([array_claim("bool", [3])], b"\x00\x01\x02"))
 
 
-def test_refusals_name_the_entry_and_what_was_found():
+def test_errors_name_the_entry_and_its_value():
     rows = [["a", [1], "float32", 0], ["b", [3], "float32", 4]]
-    with pytest.raises(ValueError, match="entry 'b' does not lie where it should"):
+    with pytest.raises(ValueError, match="entry 'b' is not at its expected offset"):
         codec.validate_layout(rows, 12)
     tree = codec.unpack(codec.encode_segment(segment()))
     for value, found in [(np.zeros(3), r"float64\(3,\)"), ("x", "str")]:

@@ -42,7 +42,7 @@ def text(record):
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_what_the_roles_write_passes_unchanged(topic):
+def test_records_written_by_roles_are_valid(topic):
     found = validate_record(topic, text(GOOD[topic]), "demo", 2)
     assert repr(found) == repr(json.loads(text(GOOD[topic])))
 
@@ -114,7 +114,7 @@ values = st.recursive(
 
 
 @given(topic=st.sampled_from(TOPICS), changes=st.dictionaries(st.text(), values, max_size=3), data=st.data())
-def test_whatever_comes_passes_or_is_refused(topic, changes, data):
+def test_any_input_is_accepted_or_refused(topic, changes, data):
     """Nothing but DamagedFile, and what passes can be written down again."""
     names = data.draw(st.lists(st.sampled_from(sorted(GOOD[topic])), max_size=2))
     record = {**GOOD[topic], **changes, **{name: data.draw(values) for name in names}}

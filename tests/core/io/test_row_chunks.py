@@ -110,7 +110,7 @@ def test_only_what_changed_is_written(tmp_path):
     np.testing.assert_equal(load(third), [source.columns])
 
 
-def test_rows_that_are_not_filled_in_turn_say_when_they_were(tmp_path):
+def test_rows_filled_out_of_order_have_their_insertion_number(tmp_path):
     source = Source(40)
     source.append(40)
     stamps = np.arange(1, 41)
@@ -125,7 +125,7 @@ def test_rows_that_are_not_filled_in_turn_say_when_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["reset", "stranger", "shape", "capacity"])
-def test_what_does_not_continue_a_save_is_written_whole(tmp_path, change):
+def test_a_buffer_that_does_not_continue_a_save_is_written_completely(tmp_path, change):
     source = Source(40)
     source.append(40)
     first = save(tmp_path / "0", [source.ring()])
@@ -161,7 +161,7 @@ def test_two_that_went_separate_ways_do_not_mix(tmp_path):
     np.testing.assert_equal(load(third), [other.columns])
 
 
-def test_a_chunk_that_came_to_harm_is_written_again(tmp_path):
+def test_a_damaged_chunk_is_written_again(tmp_path):
     source = Source(40)
     source.append(40)
     first = save(tmp_path / "0", [source.ring()])
@@ -247,15 +247,15 @@ def _change(record, path, value):
         (["rings", 0, "columns", 0, 2], [2**40, 2**40], "bytes instead of"),
         (["rings", 0, "columns", 0, 0], "bytes", "contradicts itself"),
         (["rings", 0, "chunks"], [], "0 chunks are not 40 rows"),
-        (["rings", 0, "chunks", 0, "file"], "../../etc/passwd", "where a chunk"),
-        (["rings", 0, "chunks", 0, "offset"], -1, "where a chunk"),
+        (["rings", 0, "chunks", 0, "file"], "../../etc/passwd", "the position of a chunk"),
+        (["rings", 0, "chunks", 0, "offset"], -1, "the position of a chunk"),
         (["rings", 0, "chunks", 0, "offset"], 2**63 - 1, "bytes instead of"),
-        (["rings", 0, "chunks", 0, "sha256"], [], "where a chunk"),
+        (["rings", 0, "chunks", 0, "sha256"], [], "the position of a chunk"),
         (["rings", 0, "chunks", 0, "sha256", 0], "0" * 64, "column 'number' of it, rows 0 to 3, does not match"),
         (["rings", 0, "surprise"], 1, "does not describe"),
     ],
 )
-def test_a_record_that_lies_is_refused(tmp_path, path, value, words):
+def test_an_invalid_record_is_refused(tmp_path, path, value, words):
     source = Source(40)
     source.append(40)
     saved = save(tmp_path / "0", [source.ring()])

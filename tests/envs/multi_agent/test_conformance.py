@@ -91,7 +91,7 @@ class TestVisitors(_Loop):
     env = "tests.support.team_envs:Visitors"
     make_plain = team_envs.Visitors
 
-    def test_agents_come_late_and_leave_early(self):
+    def test_agents_may_appear_late_and_leave_early(self):
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
         starts, begins = journal.starts[:-1], journal.starts.reshape(-1, 3, 3)[:-1]
         assert (starts & journal["valid"]).sum() == starts.sum()
@@ -152,16 +152,16 @@ class TestPathfindingCompiled(TeamConformance):
         """Also whom each agent hears, which the actor writes beside them."""
         journal = collect(self.make_world(4, 2), self.num_rows, 7)
         vector = gym.make_vec("steppe/Pathfinding-v0", 4, num_agents=3, size=5, density=0.1, max_episode_steps=20)
-        seen, info = vector.reset(seed=number(2, 0))
+        observations, info = vector.reset(seed=number(2, 0))
         ended = 0
         for t in range(self.num_rows):
-            np.testing.assert_array_equal(journal["obs"][t], seen.reshape(12, *seen.shape[2:]))
-            seen, rewards, terminated, truncated, info = vector.step(journal["action"][t].reshape(4, 3))
+            np.testing.assert_array_equal(journal["obs"][t], observations.reshape(12, *observations.shape[2:]))
+            observations, rewards, terminated, truncated, info = vector.step(journal["action"][t].reshape(4, 3))
             np.testing.assert_array_equal(journal["reward"][t], rewards.ravel())
             np.testing.assert_array_equal(journal["terminated"][t], np.repeat(terminated, 3))
             np.testing.assert_array_equal(journal["truncated"][t], np.repeat(truncated, 3))
             for world in np.flatnonzero(terminated | truncated):
-                last = journal["final_obs"][t].reshape(4, 3, *seen.shape[2:])[world]
+                last = journal["final_obs"][t].reshape(4, 3, *observations.shape[2:])[world]
                 np.testing.assert_array_equal(last, info["final_obs"][world])
                 ended += 1
         assert ended > 8

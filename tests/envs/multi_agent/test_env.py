@@ -34,7 +34,7 @@ def segment_for(world, num_steps):
     return Segment.blank(made)
 
 
-def test_the_spec_names_agents_and_what_each_has():
+def test_the_spec_has_the_agents_names_and_spaces():
     spec = probe("tests.support.team_envs:Visitors", EnvConfig())
     assert (spec.num_agents, spec.agents, spec.members) == (3, ("zero", "one", "two"), ())
     assert (spec.obs.shape, spec.action.sizes) == ((3,), (4,))
@@ -85,8 +85,8 @@ class Talkers(team_envs.Visitors):
         return *rest, {agent: {"comm_mask": self._heard(agent)} for agent in infos}
 
     def reset(self, seed=None, options=None):
-        seen, infos = super().reset(seed)
-        return seen, {agent: {"comm_mask": self._heard(agent)} for agent in infos}
+        output, infos = super().reset(seed)
+        return output, {agent: {"comm_mask": self._heard(agent)} for agent in infos}
 
     def _heard(self, agent):
         place = self.possible_agents.index(agent)
@@ -94,7 +94,7 @@ class Talkers(team_envs.Visitors):
 
 
 @pytest.mark.parametrize("env", [team_envs.Visitors, Talkers])
-def test_who_hears_whom_is_what_infos_say_among_those_who_are_there(env):
+def test_comm_masks_are_those_of_infos_among_present_agents(env):
     world = world_of(env, 3)
     segment = segment_for(world, 1)
     world.reset(segment["obs"][0])
@@ -110,19 +110,19 @@ def test_who_hears_whom_is_what_infos_say_among_those_who_are_there(env):
     assert absent
 
 
-def test_pathfinding_says_who_hears_whom_as_the_machine_itself_does():
+def test_pathfinding_comm_masks_equal_the_kernels():
     world = world_of(MAZE, 4, kwargs={"num_agents": 6, "size": 12})
     machine = PathfindingWorlds(4, 6, size=12)
     segment = segment_for(world, 1)
     world.reset(segment["obs"][0])
-    seen = machine.reset(world.seeds[0])
+    output = machine.reset(world.seeds[0])
     stream = np.random.default_rng(0)
     for _ in range(50):
-        np.testing.assert_array_equal(get_comm_mask(world).reshape(4, 6, 6), seen.comm_mask)
+        np.testing.assert_array_equal(get_comm_mask(world).reshape(4, 6, 6), output.comm_mask)
         actions = stream.integers(0, 5, 24)
         world.step(actions, segment, 0)
-        seen = machine.step(actions.reshape(4, 6))
-        np.testing.assert_array_equal(segment["obs"][1].reshape(seen.obs.shape), seen.obs)
+        output = machine.step(actions.reshape(4, 6))
+        np.testing.assert_array_equal(segment["obs"][1].reshape(output.obs.shape), output.obs)
 
 
 def test_pathfinding_with_fewer_agents_leaves_rows_empty():
@@ -143,7 +143,7 @@ def test_pathfinding_with_fewer_agents_leaves_rows_empty():
     np.testing.assert_array_equal(np.isnan(shares), [[False, False, True, True], [False] * 4] * 2)
 
 
-def test_a_snapshot_taken_with_fewer_agents_goes_on():
+def test_a_snapshot_with_fewer_agents_is_restored():
     config = {"kwargs": {"num_agents": 3, "size": 6, "max_steps": 7}}
     one, other = world_of(MAZE, 2, 1, **config), world_of(MAZE, 2, 2, **config)
     first, second = segment_for(one, 20), segment_for(other, 20)
@@ -315,7 +315,7 @@ class NoSpace(team_envs.Unlike):
 @pytest.mark.parametrize(
     ("env", "config", "words"),
     [
-        (NoAgents, {}, "has no possible_agents: every agent that may ever come needs a row of its own"),
+        (NoAgents, {}, "has no possible_agents: every agent that may appear needs its own row"),
         (Twins, {}, "two agents of the same name"),
         (MixedKinds, {}, "choose in different ways (box, discrete)"),
         (MixedImages, {}, "images that differ in size"),
@@ -334,7 +334,7 @@ class NoSpace(team_envs.Unlike):
     ],
     ids=str,
 )
-def test_what_is_refused_is_named(env, config, words):
+def test_refused_values_are_named(env, config, words):
     with pytest.raises((WorldError, ConfigError)) as caught:
         world_of(env, **config)
     assert words in str(caught.value)

@@ -48,7 +48,7 @@ def test_a_scenario_file_has_columns_before_rows(files):
     assert load_scenario(files / "elsewhere" / "rooms.scen", 1, map_path=files / "rooms.map").num_agents == 1
 
 
-def test_worlds_take_paths_arrays_and_scenarios(files):
+def test_maps_may_be_paths_arrays_or_scenarios(files):
     worlds = PathfindingWorlds(1, 2, maps=[str(files / "rooms.scen")])
     worlds.reset(0)
     assert worlds.positions(0).tolist() == [[0, 0], [0, 4]]

@@ -40,49 +40,49 @@ def assert_same(obs, mask, slow):
     assert not mask[:, n:].any()
 
 
-def walk(worlds, steps, stream, met):
+def walk(worlds, steps, stream, counts):
     """Follow every world with a slow one, by actions between wild and greedy; how many world steps were compared."""
-    seen = worlds.reset(int(stream.integers(2**31)))
+    output = worlds.reset(int(stream.integers(2**31)))
     slow = [slow_copy(worlds, b) for b in range(worlds.num_worlds)]
     taken = 0
     while taken < steps:
         wildness = (0.1, 0.5, 1.0)[int(stream.integers(3))]
-        actions = greedy_walk(seen.obs, stream, wildness)
-        seen = worlds.step(actions)
+        actions = greedy_walk(output.obs, stream, wildness)
+        output = worlds.step(actions)
         for b, world in enumerate(slow):
             n = len(world.at)
             rewards, arrived = world.step(actions[b, :n].tolist())
-            assert seen.rewards[b, :n].tolist() == np.array(rewards, np.float32).tolist()
-            assert not seen.rewards[b, n:].any()
-            assert bool(seen.terminated[b]) == arrived
-            assert bool(seen.truncated[b]) == (not arrived and world.steps >= worlds.max_steps)
-            if seen.terminated[b] or seen.truncated[b]:
-                assert_same(seen.final_obs[b], seen.final_mask[b], world)
-                met.update(world.met, arrived=int(arrived), truncated=int(not arrived))
+            assert output.rewards[b, :n].tolist() == np.array(rewards, np.float32).tolist()
+            assert not output.rewards[b, n:].any()
+            assert bool(output.terminated[b]) == arrived
+            assert bool(output.truncated[b]) == (not arrived and world.steps >= worlds.max_steps)
+            if output.terminated[b] or output.truncated[b]:
+                assert_same(output.final_obs[b], output.final_mask[b], world)
+                counts.update(world.met, arrived=int(arrived), truncated=int(not arrived))
                 slow[b] = world = slow_copy(worlds, b)
             assert worlds.positions(b).tolist() == [list(cell) for cell in world.at]
-            assert_same(seen.obs[b], seen.comm_mask[b], world)
+            assert_same(output.obs[b], output.comm_mask[b], world)
             taken += 1
     for world in slow:
-        met.update(world.met)
+        counts.update(world.met)
     return taken
 
 
 @pytest.mark.slow
-def test_worlds_are_the_slow_world():
-    met, taken = Counter(), 0
+def test_worlds_equal_the_slow_reference():
+    counts, taken = Counter(), 0
     for index, (num_worlds, num_agents, size, density, share) in enumerate(CASES):
         worlds = PathfindingWorlds(num_worlds, num_agents, size=size, density=density, max_steps=60)
-        taken += walk(worlds, STEPS * share, np.random.default_rng(index), met)
+        taken += walk(worlds, STEPS * share, np.random.default_rng(index), counts)
     assert taken >= STEPS
     for kind in ("blocked", "swap", "stood on", "crowd", "chain", "followed", "arrived", "truncated"):
-        assert met[kind] > STEPS / 1000, (kind, met)
+        assert counts[kind] > STEPS / 1000, (kind, counts)
 
 
 @pytest.mark.parametrize("view", [3, 5, 11])
 def test_other_views(view):
     worlds = PathfindingWorlds(2, 12, size=14, density=0.25, view=view, max_steps=30)
-    assert worlds.seen.obs.shape == (2, 12, 6, view, view)
+    assert worlds.output.obs.shape == (2, 12, 6, view, view)
     walk(worlds, 200, np.random.default_rng(view), Counter())
 
 
@@ -111,18 +111,18 @@ def test_every_free_cell_may_have_an_agent():
 def test_progress_is_the_ground_gained():
     worlds = PathfindingWorlds(3, 12, size=10, density=0.2, max_steps=40, progress=0.25)
     stream, gained = np.random.default_rng(3), Counter()
-    seen = worlds.reset(3)
+    output = worlds.reset(3)
     slow = [slow_copy(worlds, b) for b in range(3)]
     for _ in range(300):
-        actions = greedy_walk(seen.obs, stream, 0.4)
-        seen = worlds.step(actions)
+        actions = greedy_walk(output.obs, stream, 0.4)
+        output = worlds.step(actions)
         for b, world in enumerate(slow):
             before = [known[at] for known, at in zip(world.distances, world.at, strict=True)]
             rewards, _ = world.step(actions[b].tolist())
             nearer = [was - known[at] for was, known, at in zip(before, world.distances, world.at, strict=True)]
             expected = np.array(rewards, np.float32) + np.float32(0.25) * np.array(nearer, np.float32)
-            np.testing.assert_array_equal(seen.rewards[b], expected)
+            np.testing.assert_array_equal(output.rewards[b], expected)
             gained.update(nearer)
-            if seen.terminated[b] or seen.truncated[b]:
+            if output.terminated[b] or output.truncated[b]:
                 slow[b] = slow_copy(worlds, b)
     assert min(gained[-1], gained[0], gained[1]) > 100

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.unit
 ID = "steppe/Pathfinding-v0"
 
 
-def test_pettingzoo_finds_nothing_wrong(capsys):
+def test_pettingzoos_tests_pass(capsys):
     parallel_api_test(PathfindingParallel(5, size=10, max_steps=40), num_cycles=300)
     parallel_api_test(PathfindingParallel(1, size=5, density=0.0), num_cycles=300)
     parallel_seed_test(partial(parallel_env, num_agents=3, size=8))
@@ -41,7 +41,7 @@ def actions_of(env, stream):
     return {agent: int(stream.integers(5)) for agent in env.agents}
 
 
-def test_one_world_under_names():
+def test_the_parallel_environment_equals_the_slow_reference():
     env, stream = parallel_env(num_agents=6, size=7, density=0.1, max_steps=50), np.random.default_rng(0)
     obs, infos = env.reset(seed=3)
     slow = SlowWorld(env.worlds.obstacles(0), env.worlds.positions(0), env.worlds.goals(0))
@@ -60,14 +60,14 @@ def test_one_world_under_names():
     assert env.step({}) == ({}, {}, {}, {}, {})
 
 
-def test_what_was_seen_stays():
+def test_returned_observations_are_copies():
     env = parallel_env(num_agents=2, size=6)
     first, infos = env.reset(seed=0)
-    kept, heard = first["agent_0"].copy(), infos["agent_0"]["comm_mask"].copy()
+    kept, mask = first["agent_0"].copy(), infos["agent_0"]["comm_mask"].copy()
     for _ in range(5):
         env.step({"agent_0": 1, "agent_1": 4})
     np.testing.assert_array_equal(first["agent_0"], kept)
-    np.testing.assert_array_equal(infos["agent_0"]["comm_mask"], heard)
+    np.testing.assert_array_equal(infos["agent_0"]["comm_mask"], mask)
 
 
 def test_a_curriculum_by_options():
@@ -83,7 +83,7 @@ def test_a_curriculum_by_options():
         env.reset(options={"num_agents": 9})
 
 
-def test_every_agent_and_nobody_else_acts():
+def test_exactly_the_present_agents_act():
     env = parallel_env(num_agents=2, size=6)
     env.reset(seed=0)
     with pytest.raises(ConfigError, match="agent_1 has no action"):
@@ -107,16 +107,16 @@ def test_snapshots_of_the_environment(render_mode):
     other.restore(codec.unpack(codec.pack(one.snapshot())))
     while one.agents:
         actions = actions_of(one, stream)
-        mine, its = one.step(actions), other.step(actions)
-        assert mine[1:4] == its[1:4]
-        np.testing.assert_array_equal(list(mine[0].values()), list(its[0].values()))
+        own, its = one.step(actions), other.step(actions)
+        assert own[1:4] == its[1:4]
+        np.testing.assert_array_equal(list(own[0].values()), list(its[0].values()))
     assert other.agents == []
     np.testing.assert_array_equal(one.reset()[0]["agent_0"], other.reset()[0]["agent_0"])
     if render_mode:
         np.testing.assert_array_equal(one.render(), other.render())
 
 
-def test_the_id_is_known_and_what_gymnasium_makes_of_it():
+def test_the_id_is_registered_and_gymnasium_builds_it():
     assert ID in known_environments()
     env = gym.make_vec(ID, 3, vectorization_mode="vector_entry_point", num_agents=4, size=10)
     assert isinstance(env.unwrapped, PathfindingVectorEnv)
@@ -132,7 +132,7 @@ def test_check_finds_nothing():
     assert check_env(ID, steps=50) == []
 
 
-def test_the_vector_is_the_worlds():
+def test_the_vector_environment_equals_the_worlds():
     env, worlds = (
         PathfindingVectorEnv(4, num_agents=3, size=7, max_episode_steps=9),
         PathfindingWorlds(4, 3, size=7, max_steps=9),
@@ -143,14 +143,14 @@ def test_the_vector_is_the_worlds():
     for _ in range(40):
         actions = stream.integers(0, 5, (4, 3))
         obs, rewards, terminated, truncated, info = env.step(actions)
-        seen = worlds.step(actions)
-        for mine, its in zip((obs, info["comm_mask"], rewards, terminated, truncated), seen[:5], strict=True):
-            np.testing.assert_array_equal(mine, its)
+        output = worlds.step(actions)
+        for own, its in zip((obs, info["comm_mask"], rewards, terminated, truncated), output[:5], strict=True):
+            np.testing.assert_array_equal(own, its)
         ended = terminated | truncated
         ends += ended.sum()
         assert ("final_obs" in info) == ended.any()
         if ended.any():
-            np.testing.assert_array_equal(info["final_obs"][ended], seen.final_obs[ended])
+            np.testing.assert_array_equal(info["final_obs"][ended], output.final_obs[ended])
             np.testing.assert_array_equal(info["_final_obs"], ended)
     assert ends > 8
     with pytest.raises(ConfigError, match="not a list"):

@@ -29,27 +29,27 @@ def played(given, *moves):
     """(rewards, positions) after each of the moves."""
     worlds = PathfindingWorlds(1, given.num_agents, maps=[given], autoreset=False)
     worlds.reset(0)
-    told = []
+    results = []
     for actions in moves:
-        seen = worlds.step(np.array([actions]))
-        told.append((seen.rewards[0].tolist(), [tuple(cell) for cell in worlds.positions(0).tolist()]))
-    return told
+        output = worlds.step(np.array([actions]))
+        results.append((output.rewards[0].tolist(), [tuple(cell) for cell in worlds.positions(0).tolist()]))
+    return results
 
 
 def test_walls_borders_and_waiting():
     given = scene("a#A", "...")
-    told = played(given, [RIGHT], [UP], [LEFT], [STAY], [DOWN])
-    assert [rewards[0] for rewards, _ in told] == [HIT, HIT, HIT, MOVE, MOVE]
-    assert told[-1][1] == [(1, 0)]
+    results = played(given, [RIGHT], [UP], [LEFT], [STAY], [DOWN])
+    assert [rewards[0] for rewards, _ in results] == [HIT, HIT, HIT, MOVE, MOVE]
+    assert results[-1][1] == [(1, 0)]
 
 
 def test_waiting_on_the_goal_costs_nothing_and_the_last_arrival_pays_everyone():
     given = scene("aA..", "bB..")
-    told = played(given, [RIGHT, STAY], [STAY, STAY], [STAY, RIGHT])
-    assert [rewards for rewards, _ in told] == [[MOVE, MOVE], [HOME, MOVE], [DONE, DONE]]
+    results = played(given, [RIGHT, STAY], [STAY, STAY], [STAY, RIGHT])
+    assert [rewards for rewards, _ in results] == [[MOVE, MOVE], [HOME, MOVE], [DONE, DONE]]
 
 
-def test_two_who_swap_both_stay():
+def test_agents_that_would_swap_both_stay():
     given = scene("abAB")
     assert played(given, [RIGHT, LEFT]) == [([HIT, HIT], [(0, 0), (0, 1)])]
 
@@ -69,21 +69,21 @@ def test_following_is_allowed_and_the_lowest_id_wins_a_free_cell():
 def test_who_is_sent_back_sends_back_who_follows():
     """c cannot enter the wall, so b, who follows c, and a, who follows b, stay; d, who wanted a's cell, too."""
     given = scene("dabc#", "DABC.")
-    told = played(given, [RIGHT, RIGHT, RIGHT, RIGHT])
-    assert told == [([HIT] * 4, [(0, 1), (0, 2), (0, 3), (0, 0)])]
+    results = played(given, [RIGHT, RIGHT, RIGHT, RIGHT])
+    assert results == [([HIT] * 4, [(0, 1), (0, 2), (0, 3), (0, 0)])]
 
 
-def test_who_stands_keeps_the_cell_whatever_the_ids():
+def test_an_agent_that_stays_keeps_its_cell_for_any_order():
     given = scene("a.b", "A.B")
-    told = played(given, [RIGHT, STAY], [RIGHT, STAY])
-    assert told[1] == ([HIT, MOVE], [(0, 1), (0, 2)])
+    results = played(given, [RIGHT, STAY], [RIGHT, STAY])
+    assert results[1] == ([HIT, MOVE], [(0, 1), (0, 2)])
 
 
-def test_winner_of_a_cell_loses_it_to_who_comes_back():
+def test_an_agent_pushed_back_takes_its_cell_from_the_winner():
     """a and b want c's cell, a has the claim; c cannot leave it after all: both pay."""
     given = scene(".a.", ".c#", ".b.", "ABC")
-    told = played(given, [DOWN, UP, RIGHT])
-    assert told == [([HIT, HIT, HIT], [(0, 1), (2, 1), (1, 1)])]
+    results = played(given, [DOWN, UP, RIGHT])
+    assert results == [([HIT, HIT, HIT], [(0, 1), (2, 1), (1, 1)])]
 
 
 def test_planes_by_hand():
@@ -98,7 +98,7 @@ def test_planes_by_hand():
     assert obs[1, 1].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
-def test_nearest_two_within_the_view_are_heard():
+def test_agents_receive_from_the_nearest_two_within_view():
     """a's nearest are b and c; d is in view but fourth. e is far from all, and hears nobody: its nearest are out of view."""
     given = scene("ab.......e", "c.........", "..d.......", "ABCDE.....")
     worlds = PathfindingWorlds(1, 5, maps=[given])
@@ -120,19 +120,19 @@ def test_a_seed_is_all_there_is():
     runs = []
     for num_worlds in (2, 2, 5):
         worlds = PathfindingWorlds(num_worlds, 5, size=12, max_steps=10)
-        stream, told = np.random.default_rng(0), [worlds.reset(7).obs[:2].copy()]
+        stream, results = np.random.default_rng(0), [worlds.reset(7).obs[:2].copy()]
         for _ in range(25):
             actions = np.zeros((num_worlds, 5), int)
             actions[:2] = stream.integers(0, 5, (2, 5))
-            told.append(worlds.step(actions).obs[:2].copy())
-        runs.append(told)
+            results.append(worlds.step(actions).obs[:2].copy())
+        runs.append(results)
     np.testing.assert_array_equal(runs[0], runs[1])
     np.testing.assert_array_equal(runs[0], runs[2])  # a world depends on the seed and its number alone
     other = PathfindingWorlds(2, 5, size=12).reset(8).obs
     assert not np.array_equal(other, runs[0][0])
 
 
-def test_without_a_seed_chance_goes_on():
+def test_without_a_seed_the_random_stream_continues():
     worlds = PathfindingWorlds(1, 3, size=12)
     first = worlds.reset(1).obs.copy()
     second = worlds.reset().obs.copy()
@@ -141,7 +141,7 @@ def test_without_a_seed_chance_goes_on():
     np.testing.assert_array_equal(worlds.reset().obs, second)
 
 
-def test_some_worlds_begin_anew():
+def test_some_environments_can_be_reset():
     worlds = PathfindingWorlds(3, 4, size=12)
     worlds.reset(0)
     before = [worlds.positions(b).tolist() for b in range(3)]
@@ -151,7 +151,7 @@ def test_some_worlds_begin_anew():
     assert [worlds.positions(b).tolist() == before[b] for b in range(3)] == [True, False, True]
 
 
-def test_densities_are_as_asked():
+def test_obstacle_densities_are_the_requested_ones():
     fixed = PathfindingWorlds(40, 2, size=40, density=0.3)
     fixed.reset(0)
     shares = np.array([fixed.obstacles(b).mean() for b in range(40)])
@@ -177,7 +177,7 @@ def test_starts_and_goals_are_anywhere():
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_snapshots_go_on_bit_for_bit(given):
+def test_restored_snapshots_continue_bit_for_bit(given):
     def make():
         maps = [np.zeros((9, 9), bool), scene("a..b.c", "BC.#.A")] if given else ()
         size = None if given else 11
@@ -194,12 +194,12 @@ def test_snapshots_go_on_bit_for_bit(given):
         one.step(stream.integers(0, 5, (3, 3)))
     tree = codec.unpack(codec.pack(one.snapshot()))
     restored = other.restore(tree)
-    np.testing.assert_array_equal(restored.obs, one.seen.obs)
-    np.testing.assert_array_equal(restored.comm_mask, one.seen.comm_mask)
+    np.testing.assert_array_equal(restored.obs, one.output.obs)
+    np.testing.assert_array_equal(restored.comm_mask, one.output.comm_mask)
     for _ in range(60):
         actions = stream.integers(0, 5, (3, 3))
-        for mine, its in zip(one.step(actions)[:5], other.step(actions)[:5], strict=True):
-            np.testing.assert_array_equal(mine, its)
+        for own, its in zip(one.step(actions)[:5], other.step(actions)[:5], strict=True):
+            np.testing.assert_array_equal(own, its)
     assert codec.pack(one.snapshot()) == codec.pack(other.snapshot())
 
 
@@ -215,7 +215,7 @@ def test_a_snapshot_that_does_not_fit_is_refused():
     tree = worlds.snapshot()
     elsewhere = PathfindingWorlds(2, 4, size=8)
     elsewhere.reset(0)
-    with pytest.raises(CannotResume, match="made in another way"):
+    with pytest.raises(CannotResume, match="differently configured"):
         elsewhere.restore(tree)
     with pytest.raises(CannotResume, match="'words'"):
         worlds.restore({name: array for name, array in tree.items() if name != "words"})
@@ -239,9 +239,9 @@ def test_it_writes_into_memory_of_the_callers():
     for row in rows[1:]:
         actions = stream.integers(0, 5, (2, 3))
         assert worlds.step(actions, row) is row
-        for mine, its in zip(row, same.step(actions), strict=True):
-            np.testing.assert_array_equal(mine, its)
-    assert not worlds.seen.obs.any()
+        for own, its in zip(row, same.step(actions), strict=True):
+            np.testing.assert_array_equal(own, its)
+    assert not worlds.output.obs.any()
     for wrong in (rows[0].obs[:1], rows[0].obs.astype(np.int64), rows[0].obs[:, ::-1]):
         with pytest.raises(ConfigError, match=r"into\.obs is"):
             worlds.step(actions, rows[0]._replace(obs=wrong))
@@ -251,9 +251,9 @@ def test_placing_an_episode():
     worlds = PathfindingWorlds(2, 4, size=9)
     worlds.reset(0)
     given = scene("a..#", "B#.A", "...b")
-    seen = worlds.place(1, given)
+    output = worlds.place(1, given)
     slow = SlowWorld(given.obstacles, given.starts, given.goals)
-    np.testing.assert_array_equal(seen.obs[1, :2], slow.observe())
+    np.testing.assert_array_equal(output.obs[1, :2], slow.observe())
     assert worlds.agents.tolist() == [4, 2]
     assert worlds.goals(1).tolist() == given.goals.tolist()
     with pytest.raises(WorldError, match="no starts and goals"):
@@ -291,10 +291,10 @@ def test_bad_arguments_are_one_sentence():
     refused("3 agents are more than the 2 tasks of the map", 1, 3, maps=[scene("ab.", "A.B")], error=WorldError)
 
 
-def test_a_crowd_that_never_fits_is_said_at_reset():
+def test_reset_fails_if_the_agents_do_not_fit():
     """Half of 600 cells in a row are free, but a quarter of those have no free neighbour."""
     worlds = PathfindingWorlds(2, 299, size=(1, 600), density=0.5)
-    with pytest.raises(WorldError, match="299 agents found no room on any map of 1 × 600 cells: make maps larger"):
+    with pytest.raises(WorldError, match="299 agents do not fit on any map of 1 × 600 cells: make maps larger"):
         worlds.reset(0)
     worlds.assign(100)
     worlds.reset(0)
@@ -326,29 +326,29 @@ def test_bad_calls_are_one_sentence():
         PathfindingWorlds(1, 1, maps=[np.zeros((4, 4))]).assign(size=3)
 
 
-def test_the_walker_solves_what_it_should():
+def test_success_rates_of_the_greedy_walk():
     """40 × 40 at density .3: about 100 % with 4 agents, 85 % with 16 and few with 32, in 256 steps."""
     solved = {}
     for agents in (4, 16, 32):
         worlds = PathfindingWorlds(100, agents, density=0.3)
-        seen, stream = worlds.reset(agents), np.random.default_rng(agents)
+        output, stream = worlds.reset(agents), np.random.default_rng(agents)
         first = np.full(100, -1)
         for _ in range(worlds.max_steps):
-            seen = worlds.step(greedy_walk(seen.obs, stream))
-            first = np.where((first < 0) & (seen.terminated | seen.truncated), seen.terminated, first)
+            output = worlds.step(greedy_walk(output.obs, stream))
+            first = np.where((first < 0) & (output.terminated | output.truncated), output.terminated, first)
         solved[agents] = np.mean(first == 1)
     assert solved[4] >= 0.97
     assert 0.72 <= solved[16] <= 0.95
     assert solved[32] <= 0.35
 
 
-def test_no_torch_and_no_pettingzoo_for_the_worlds():
+def test_pathfinding_worlds_import_neither_torch_nor_pettingzoo():
     code = "import sys, steppe.envs.pathfinding.worlds as p; print([m for m in ('torch', 'pettingzoo', 'PIL') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
 
 
-def test_seen_names_what_is_written():
+def test_output_fields_have_fixed_names():
     assert PathfindingOutput._fields == (
         "obs",
         "comm_mask",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 # It advises everybody but its own games against observations with a mask, and against plain numbers, which tables take.
 @pytest.mark.filterwarnings("ignore:Observation is not a NumPy array", "ignore:Observation space for each agent prob")
-def test_pettingzoo_finds_nothing_wrong(capsys):
+def test_pettingzoos_tests_pass(capsys):
     api_test(env(), num_cycles=300, verbose_progress=False)
     api_test(TicTacToeAEC(), num_cycles=300, verbose_progress=False)
     seed_test(env, num_cycles=50)
@@ -43,7 +43,7 @@ def play(moves):
     return gained
 
 
-def test_who_wins_gets_what_the_other_loses():
+def test_rewards_are_zero_sum():
     assert play([0, 3, 1, 4, 2]) == {"player_1": 1.0, "player_2": -1.0}
     assert play([8, 0, 3, 1, 4, 2]) == {"player_1": -1.0, "player_2": 1.0}
     assert play([0, 1, 2, 4, 3, 5, 7, 6, 8]) == {"player_1": 0.0, "player_2": 0.0}
@@ -55,9 +55,9 @@ def test_each_sees_the_board_and_only_the_mover_may_move():
     world.reset()
     world.step(4)
     assert world.agent_selection == "player_2"
-    seen = world.observe("player_2")
-    assert seen["observation"] == 3**4
-    assert seen["action_mask"].tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 1]
+    observation = world.observe("player_2")
+    assert observation["observation"] == 3**4
+    assert observation["action_mask"].tolist() == [1, 1, 1, 1, 0, 1, 1, 1, 1]
     assert not world.observe("player_1")["action_mask"].any()
     assert world.observation_space("player_1").contains(world.observe("player_1"))
     assert world.render() == ". . .\n. X .\n. . ."
@@ -66,7 +66,7 @@ def test_each_sees_the_board_and_only_the_mover_may_move():
     assert np.asarray(list(world.rewards.values())).sum() == 0
 
 
-def test_without_pettingzoo_one_sentence_says_how_to_get_it():
+def test_without_pettingzoo_the_error_names_the_extra():
     code = (
         "import sys; sys.modules['pettingzoo'] = None\n"
         "from steppe.core.contracts.errors import MissingExtra\n"

@@ -62,14 +62,14 @@ def minimax(board):
     return max((-minimax(after(board, move)) for move in moves(board)), default=0)
 
 
-def value(me, mine, theirs):
+def value(me, own_policy, other_policy):
     """What X (or O) gets on average if both choose among their moves with equal chance."""
 
     @cache
     def worth(board):
         if winner(board) or not moves(board):
             return {None: 0.0, me: 1.0}.get(winner(board), -1.0)
-        choices = mine(board) if player(board) == me else theirs(board)
+        choices = own_policy(board) if player(board) == me else other_policy(board)
         return sum(worth(after(board, move)) for move in choices) / len(choices)
 
     return worth("." * 9)
@@ -100,14 +100,14 @@ def test_the_environment_is_the_rules_on_all_5478_boards():
             env.reset()
             env.board[:] = [".XO".index(cell) for cell in board]
             env.current_player = 1 + "XO".index(player(board))
-            seen, reward, terminated, truncated, info = env.step(move)
-            assert type(seen) is int
+            observation, reward, terminated, truncated, info = env.step(move)
+            assert type(observation) is int
             assert not truncated
             if board[move] != ".":
-                assert (seen, reward, terminated, info) == (number(board), -1, True, {"invalid_move": True})
+                assert (observation, reward, terminated, info) == (number(board), -1, True, {"invalid_move": True})
                 continue
             following = after(board, move)
-            assert seen == number(following)
+            assert observation == number(following)
             assert reward == (winner(following) is not None)
             assert terminated == (not moves(following))
             assert info["current_player"] == 3 - (1 + "XO".index(player(board)))
@@ -130,9 +130,9 @@ def test_exact_returns_are_those_of_a_walk_over_the_tree():
     def greedy(board):
         return [max(moves(board), key=lambda move: q[number(board), move])]
 
-    for theirs, opponent in ((moves, "random"), (greedy, Player)):
-        for mine, me in ((moves, "random"), (greedy, Player)):
-            expected = [value(seat, mine, theirs) for seat in "XO"]
+    for other_policy, opponent in ((moves, "random"), (greedy, Player)):
+        for own_policy, me in ((moves, "random"), (greedy, Player)):
+            expected = [value(seat, own_policy, other_policy) for seat in "XO"]
             assert exact_return(game, me, opponent) == pytest.approx(expected, abs=1e-12)
 
 
@@ -160,19 +160,19 @@ def test_players_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("opponent", ["self", "random", "perfect"])
-def test_gymnasium_finds_nothing_wrong(opponent):
+def test_gymnasiums_checker_passes(opponent):
     check_env(TicTacToeEnv(opponent=opponent), skip_render_check=True)
     with gym.make("steppe/TicTacToe-v0", opponent=opponent) as env:
         assert env.unwrapped.opponent == opponent
 
 
-def test_what_the_seed_promises():
+def test_the_documented_example():
     env = TicTacToeEnv(render_mode=None)
     assert (env.num_agents, env.observation_space_size, env.action_space_size) == (2, 19_683, 9)
     assert env.reset(seed=1)[0] == 0
     for move, expected in ((0, 1), (8, 1 + 2 * 3**8), (1, 1 + 2 * 3**8 + 3), (7, 1 + 2 * 3**8 + 3 + 2 * 3**7)):
-        seen, reward, terminated, _, info = env.step(move)
-        assert (seen, reward, terminated) == (expected, 0, False)
+        observation, reward, terminated, _, info = env.step(move)
+        assert (observation, reward, terminated) == (expected, 0, False)
     assert info["current_player"] == 1
     assert env.step(2)[1:3] == (1, True)  # X has the first row; int8 arithmetic would have overflowed at 3^8
     assert env.step(3) == (expected + 9, 0, True, False, {})
@@ -183,20 +183,20 @@ def test_an_illegal_move_loses_at_once(move):
     env = TicTacToeEnv()
     env.reset()
     env.step(4)
-    seen, reward, terminated, truncated, info = env.step(move)
+    observation, reward, terminated, truncated, info = env.step(move)
     assert (reward, terminated, truncated, info) == (-1, True, False, {"invalid_move": True})
-    assert env.step(0) == (seen, 0, True, False, {})
+    assert env.step(0) == (observation, 0, True, False, {})
 
 
 def games(env, count, stream):
     """The observations of games at random."""
     played = []
     for _ in range(count):
-        seen, info = env.reset()
-        game, ended = [seen], False
+        observation, info = env.reset()
+        game, ended = [observation], False
         while not ended:
-            seen, reward, ended, _, info = env.step(int(stream.choice(np.flatnonzero(info["action_mask"]))))
-            game.append(seen)
+            observation, reward, ended, _, info = env.step(int(stream.choice(np.flatnonzero(info["action_mask"]))))
+            game.append(observation)
         played.append((*game, reward))
     return played
 
@@ -213,7 +213,7 @@ def test_no_two_evaluations_are_the_same_and_a_seed_repeats_them(opponent):
 
 
 @pytest.mark.parametrize("opponent", ["random", "perfect"])
-def test_an_opponent_plays_as_it_is_said_to(opponent):
+def test_an_opponent_plays_by_its_rule(opponent):
     """Mean results over 4,000 games lie within four standard errors of the exact ones, for each seat."""
     for starts in (True, False):
         env = TicTacToeEnv(opponent=opponent, agent_starts=starts)

@@ -30,26 +30,26 @@ def test_both_seats_are_stepped_like_single_environments(mode, illegal):
     many = TicTacToeVectorEnv(12, opponent="self", autoreset_mode=mode)
     singles = [TicTacToeEnv() for _ in range(12)]
     stream, ended = np.random.default_rng(0), np.zeros(12, bool)
-    seen, info = many.reset(seed=0)
-    assert seen.tolist() == [env.reset()[0] for env in singles]
+    observations, info = many.reset(seed=0)
+    assert observations.tolist() == [env.reset()[0] for env in singles]
     for _ in range(120):
         actions = np.where(
             stream.random(12) < illegal, stream.integers(-1, 11, 12), choose(info["action_mask"], stream)
         )
-        seen, rewards, terminated, truncated, info = many.step(actions)
+        observations, rewards, terminated, truncated, info = many.step(actions)
         assert not truncated.any()
         for b, env in enumerate(singles):
             if mode == NEXT and ended[b]:
-                assert (seen[b], rewards[b], terminated[b]) == (env.reset()[0], 0.0, False)
+                assert (observations[b], rewards[b], terminated[b]) == (env.reset()[0], 0.0, False)
                 continue
-            board, reward, over, _, told = env.step(actions[b])
+            board, reward, over, _, single_info = env.step(actions[b])
             assert (rewards[b], terminated[b]) == (reward, over)
-            assert bool(info.get("invalid_move", np.zeros(12))[b]) == bool(told.get("invalid_move"))
+            assert bool(info.get("invalid_move", np.zeros(12))[b]) == bool(single_info.get("invalid_move"))
             if mode == SAME and over:
                 assert info["final_obs"][b] == board
                 assert info["_final_obs"][b]
                 board = env.reset()[0]
-            assert seen[b] == board
+            assert observations[b] == board
             if not (over and mode == NEXT):
                 assert info["action_mask"][b].tolist() == (env.board == 0).tolist()
                 assert info["current_player"][b] == env.current_player
@@ -81,7 +81,7 @@ def test_replies_and_openings_are_fair():
     np.testing.assert_allclose(np.unique(firsts, return_counts=True)[1] / len(firsts), 1 / 9, atol=0.01)
 
 
-def test_a_reset_without_a_seed_goes_on_and_with_one_repeats():
+def test_a_reset_without_a_seed_continues_the_stream_and_with_one_repeats():
     env = TicTacToeVectorEnv(50, opponent="random")
     first = env.reset(seed=5)[0].tolist()
     assert env.reset()[0].tolist() != first

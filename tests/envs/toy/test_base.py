@@ -126,7 +126,7 @@ def test_the_bandit_pays_by_its_chances():
     assert np.mean(paid[1]) == pytest.approx(0.7, abs=0.025)
 
 
-def test_the_bandits_luck_goes_on_over_resets():
+def test_the_bandits_random_stream_continues_over_resets():
     def pulls(env, seed):
         env.reset(seed=seed)
         return [env.step(1)[1] for _ in range(9)]
@@ -158,9 +158,9 @@ def test_every_combination_has_a_number_and_the_last_component_is_fastest():
     assert env.reset(seed=1) == (0, {})
     combinations = [(a, b, c) for a in (1, 2) for b in (1, 2, 3) for c in (1, 2, 3, 4)]
     for number, (a, b, c) in enumerate(combinations):
-        seen, reward, terminated, truncated, _ = env.step(number)
+        observation, reward, terminated, truncated, _ = env.step(number)
         assert env.wrapped_env.was_set == [a, b, c]
-        assert (seen, reward, terminated, truncated) == ((b - 1) * 4 + (c - 1), 1.0, False, True)
+        assert (observation, reward, terminated, truncated) == ((b - 1) * 4 + (c - 1), 1.0, False, True)
 
 
 def test_the_wrapper_passes_on_what_it_does_not_change():
@@ -174,7 +174,7 @@ def test_the_wrapper_passes_on_what_it_does_not_change():
     env.close()
 
 
-def test_the_wrapper_takes_objects_that_only_say_their_sizes():
+def test_the_wrapper_takes_objects_that_only_have_sizes():
     env = FlattenMultiDiscreteWrapper(Plain())
     assert (env.action_space_size, env.action_space_sizes, env.flavour) == (6, [3, 2], "plain")
     assert env.reset(seed=3) == (7, {"seed": 3})
@@ -189,12 +189,12 @@ def test_the_wrapper_takes_objects_that_only_say_their_sizes():
 def test_tuples_of_numbers_are_numbered_too():
     env = FlattenMultiDiscreteWrapper(gym.make("Blackjack-v1"))
     assert env.observation_space_size == 32 * 11 * 2
-    seen, _ = env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     hand, shown, ace = gym.make("Blackjack-v1").reset(seed=0)[0]
-    assert seen == (hand * 11 + shown) * 2 + ace
+    assert observation == (hand * 11 + shown) * 2 + ace
 
 
-def test_the_wrapper_works_inside_a_world():
+def test_the_wrapper_works_inside_a_segment_environment():
     config = EnvConfig(wrappers=("steppe.envs.wrappers.flatten:FlattenMultiDiscreteWrapper",))
     spec = probe(make_reference(Switches), config)
     assert (spec.action.sizes, spec.obs.shape) == ((24,), (12,))

@@ -24,7 +24,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gymnasium_finds_nothing_wrong(name):
+def test_gymnasiums_checker_passes(name):
     register_builtins()
     with gym.make(f"steppe/{name}", disable_env_checker=True) as env:
         check_env(env.unwrapped, skip_render_check=True)
@@ -36,7 +36,7 @@ def test_registering_again_changes_nothing():
     assert dict(gym.registry) == before
 
 
-def test_a_world_of_built_ins_needs_no_import_and_no_torch():
+def test_built_in_environments_need_no_import_and_no_torch():
     code = (
         "import sys; from steppe.envs import probe; from steppe.core.config.run import EnvConfig\n"
         "print(probe('steppe/Identity-v0', EnvConfig()).obs.shape, 'torch' in sys.modules)"
@@ -47,10 +47,10 @@ def test_a_world_of_built_ins_needs_no_import_and_no_torch():
 
 def test_identity_pays_for_the_right_answer_only():
     env = IdentityEnv(num_choices=3, length=50)
-    seen, _ = env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     for step in range(50):
-        answer = seen if step % 2 else (seen + 1) % 3
-        seen, reward, terminated, truncated, _ = env.step(answer)
+        answer = observation if step % 2 else (observation + 1) % 3
+        observation, reward, terminated, truncated, _ = env.step(answer)
         assert reward == step % 2
         assert not terminated
         assert truncated == (step == 49)
@@ -58,9 +58,9 @@ def test_identity_pays_for_the_right_answer_only():
 
 def test_continuous_identity_pays_minus_the_squared_distance():
     env = gym.make("steppe/ContinuousIdentity-v0", size=2)
-    seen, _ = env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     after, reward, *_ = env.step(np.array([0.5, -0.5], np.float32))
-    assert reward == pytest.approx(-((0.5 - seen[0]) ** 2) - (-0.5 - seen[1]) ** 2, rel=1e-5)
+    assert reward == pytest.approx(-((0.5 - observation[0]) ** 2) - (-0.5 - observation[1]) ** 2, rel=1e-5)
     assert env.step(after)[1] == 0.0
 
 
@@ -84,7 +84,7 @@ def test_the_truncated_chain_is_cut_at_its_length():
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
 
 
-def test_counting_keeps_its_identity_until_it_is_seeded_again():
+def test_counting_keeps_its_identity_until_it_is_reseeded():
     env = CountingEnv()
     first = env.reset(seed=1)[0]
     assert env.reset()[0][0] == first[0]

@@ -17,20 +17,20 @@ def test_an_episode_is_cue_delay_question(num_choices, delay):
     env = RecallEnv(num_choices, delay)
     cues = set()
     for seed in range(30):
-        seen, _ = env.reset(seed=seed)
-        cue = int(np.argmax(seen))
-        assert seen.tolist() == [float(place == cue) for place in range(num_choices + 1)]
+        observation, _ = env.reset(seed=seed)
+        cue = int(np.argmax(observation))
+        assert observation.tolist() == [float(place == cue) for place in range(num_choices + 1)]
         cues.add(cue)
         for _ in range(delay):
-            seen, reward, terminated, truncated, _ = env.step(np.int64(0))
-            assert (seen.any(), reward, terminated, truncated) == (False, 0.0, False, False)
-        seen, reward, terminated, _, _ = env.step(np.int64(0))
-        assert seen.tolist() == [0.0] * num_choices + [1.0]
+            observation, reward, terminated, truncated, _ = env.step(np.int64(0))
+            assert (observation.any(), reward, terminated, truncated) == (False, 0.0, False, False)
+        observation, reward, terminated, _, _ = env.step(np.int64(0))
+        assert observation.tolist() == [0.0] * num_choices + [1.0]
         assert (reward, terminated) == (0.0, False)
         answer = (cue + seed % 2) % num_choices
-        seen, reward, terminated, truncated, _ = env.step(np.int64(answer))
+        observation, reward, terminated, truncated, _ = env.step(np.int64(answer))
         assert (reward, terminated, truncated) == (float(answer == cue), True, False)
-        assert not seen.any()
+        assert not observation.any()
     assert cues == set(range(num_choices))
 
 
@@ -40,24 +40,24 @@ def test_the_vector_is_as_many_single_episodes(num_choices, delay):
     many = RecallVectorEnv(5, num_choices=num_choices, delay=delay)
     singles = [RecallEnv(num_choices, delay) for _ in range(5)]
     stream, ended = np.random.default_rng(0), np.ones(5, bool)
-    seen, _ = many.reset(seed=3)
+    observation, _ = many.reset(seed=3)
     rewards = terminated = np.zeros(5)
     for _ in range(60):
         for b, env in enumerate(singles):
             if ended[b]:
                 env.reset()
-                env.cue[0] = np.argmax(seen[b])
-                np.testing.assert_array_equal(seen[b], np.eye(num_choices + 1)[env.cue[0]])
+                env.cue[0] = np.argmax(observation[b])
+                np.testing.assert_array_equal(observation[b], np.eye(num_choices + 1)[env.cue[0]])
                 assert (rewards[b], terminated[b]) == (0.0, False), "the step of a reset pays nothing"
         actions = stream.integers(0, num_choices, 5)
-        over, (seen, rewards, terminated, truncated, _) = ended, many.step(actions)
+        over, (observation, rewards, terminated, truncated, _) = ended, many.step(actions)
         resets = np.zeros(5, bool)
         for b, env in enumerate(singles):
             if env.elapsed[0] > delay + 1:
                 resets[b] = True
                 continue
             expected = env.step(actions[b])
-            np.testing.assert_array_equal(seen[b], expected[0])
+            np.testing.assert_array_equal(observation[b], expected[0])
             assert (rewards[b], terminated[b]) == expected[1:3]
         assert not truncated.any()
         ended = resets
@@ -81,13 +81,13 @@ def test_the_same_seed_gives_the_same_cues():
     assert (one.reset(seed=6)[0] != other.reset(seed=7)[0]).any()
 
 
-def test_it_is_known_to_gymnasium():
+def test_it_is_registered_with_gymnasium():
     register_builtins()
     assert gym.make("steppe/Recall-v0", delay=2).unwrapped.delay == 2
     assert gym.make_vec("steppe/Recall-v0", 3, "vector_entry_point", num_choices=2).num_choices == 2
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_values_are_refused():
     for wrong in ({"num_choices": 1}, {"delay": -1}):
         with pytest.raises(ConfigError, match="must be at least"):
             RecallEnv(**wrong)

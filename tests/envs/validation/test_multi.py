@@ -139,9 +139,9 @@ class NoSeed(team_envs.Visitors):
 
 class ResetMissing(team_envs.Visitors):
     def reset(self, seed=None, options=None):
-        seen, infos = super().reset(seed)
-        del seen["zero"]
-        return seen, infos
+        observations, infos = super().reset(seed)
+        del observations["zero"]
+        return observations, infos
 
 
 class OldStep(team_envs.Visitors):
@@ -201,7 +201,7 @@ def test_sound_environments_pass(env):
             "the observations have something for 'nobody', which is not in `possible_agents`",
         ),
         (_stepping(stranger_in_agents), "'nobody' is in `agents` but not in `possible_agents`"),
-        (_stepping(twice_in_agents), "`agents` has somebody twice"),
+        (_stepping(twice_in_agents), "`agents` contains an agent twice"),
         (_stepping(agents_a_tuple), "`agents` must be a list, not ("),
         (_stepping(agents_not_updated), "'zero' is still in `agents` after its episode ended"),
         (_stepping(left_without_an_end), "'zero' left `agents` without having been terminated or truncated"),

@@ -100,7 +100,7 @@ def test_sound_environments_pass(env):
         (_stepping(obs=np.zeros(2, np.float32)), "its shape is (2,), not (3,)"),
         (_stepping(obs=np.zeros(3, np.float64)), "its dtype is float64, not float32"),
         (_stepping(obs=[0, 0, 0]), "it is a list, not an array"),
-        (_stepping(obs=np.full(3, -7, np.float32)), "it lies beyond the bounds"),
+        (_stepping(obs=np.full(3, -7, np.float32)), "it is outside the bounds"),
         (_stepping(obs=np.full(3, np.nan, np.float32)), "NaN or an infinity"),
     ],
     ids=str,

@@ -80,7 +80,7 @@ def test_images_have_no_nan():
 
 
 @pytest.mark.parametrize(("field", "value"), [("obs", np.nan), ("reward", np.inf)])
-def test_the_built_in_that_says_nan_is_caught_at_its_step(field, value):
+def test_the_built_in_nan_environment_is_caught_at_its_step(field, value):
     config = EnvConfig(kwargs={"at_step": 2, "field": field, "value": float(value)})
     world = make_segment_env("steppe/NaN-v0", config, 1, np.random.SeedSequence(0))
     segment = Segment.blank(SegmentSpec(4, 1, world.spec.obs, world.spec.action.field))

@@ -39,7 +39,7 @@ def _counted_episode(seed, steps):
     return episode, steps
 
 
-def test_an_error_in_step_says_where_it_was():
+def test_an_error_in_step_names_its_position():
     fault = _fault(_world("steppe/Failing-v0", kwargs={"at_step": 13}))
     seed = env_seeds(np.random.SeedSequence(0), 3)[0]
     episode, step = _counted_episode(seed, 13)
@@ -136,7 +136,7 @@ def test_an_observation_of_the_wrong_shape_at_reset_is_a_fault():
         def reset(self, *, seed=None, options=None):
             return np.float32(3), {}
 
-    assert "has shape (), its space says (3,)" in str(_fault(_world(references.make_reference(Odd))))
+    assert "has shape (), its space has (3,)" in str(_fault(_world(references.make_reference(Odd))))
 
 
 def test_box_actions_in_a_fault_are_plain_numbers():

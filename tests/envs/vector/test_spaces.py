@@ -129,7 +129,7 @@ def test_a_space_inside_a_dict_is_named_too():
 
 @pytest.mark.parametrize("raw", [np.float32(1), np.zeros(1, np.float32), np.zeros((3, 3), np.float32)])
 def test_a_shape_that_would_spread_is_refused(raw):
-    with pytest.raises(ValueError, match="its space says"):
+    with pytest.raises(ValueError, match="its space has"):
         _row(spaces.Box(-1, 1, (3,)), raw)
 
 
@@ -186,7 +186,7 @@ def test_whole_box_actions_are_rounded():
     np.testing.assert_array_equal(np.concatenate(given), [2, 4, 0])
 
 
-def test_an_environment_may_keep_its_action():
+def test_an_environment_may_keep_the_action_array():
     rule = make_action_decoder(spaces.Box(-1, 1, (1,)), "World-v0")
     actions = np.array([[0.25]], np.float32)
     kept = rule.each(actions)[0]

@@ -50,15 +50,15 @@ def generator(seed):
 
 @pytest.mark.parametrize("game", ["pong", "breakout", "ms_pacman", "air_raid"])
 @pytest.mark.parametrize("rules", [PLAIN, {}, {"frameskip": 1}, {"frameskip": 3, "repeat_action_probability": 0.6}])
-def test_a_step_is_what_the_emulator_shows(game, rules):
+def test_a_step_equals_the_emulators(game, rules):
     env, ale, coins = AtariGame(AtariSettings(game, **rules)), bare(game), generator(5)
     actions = ale.getMinimalActionSet()
     assert env.action_space.n == len(actions)
-    seen, _ = env.reset(seed=5)
+    observation, _ = env.reset(seed=5)
     if env.rules.noop_max:
         for _ in range(coins.integers(1, 31)):
             ale.act(Action.NOOP)
-    np.testing.assert_array_equal(seen, averaged(ale.getScreenGrayscale()))
+    np.testing.assert_array_equal(observation, averaged(ale.getScreenGrayscale()))
     held = Action.NOOP
     for chosen in np.random.default_rng(1).integers(0, len(actions), 60):
         frames, paid = [], 0
@@ -67,24 +67,24 @@ def test_a_step_is_what_the_emulator_shows(game, rules):
             held = held if draw < env.rules.repeat_action_probability else actions[chosen]
             paid += ale.act(held)
             frames.append(ale.getScreenGrayscale())
-        seen, reward, terminated, truncated, info = env.step(chosen)
+        observation, reward, terminated, truncated, info = env.step(chosen)
         assert (reward, terminated, truncated, info["lives"]) == (paid, ale.game_over(), False, ale.lives())
-        np.testing.assert_array_equal(seen, averaged(np.maximum.reduce(frames[-2:])))
+        np.testing.assert_array_equal(observation, averaged(np.maximum.reduce(frames[-2:])))
 
 
 def test_an_action_that_always_sticks_never_begins():
     env, ale = AtariGame(AtariSettings("pong", repeat_action_probability=1.0, noop_max=0)), bare("pong")
     env.reset(seed=0)
     for _ in range(40):
-        seen = env.step(3)[0]
+        observation = env.step(3)[0]
         frames = [ale.act(Action.NOOP) or ale.getScreenGrayscale() for _ in range(4)]
-    np.testing.assert_array_equal(seen, averaged(np.maximum(*frames[-2:])))
+    np.testing.assert_array_equal(observation, averaged(np.maximum(*frames[-2:])))
 
 
 def test_colours_and_other_sizes():
     env, ale = AtariGame(AtariSettings("pong", **PLAIN), grayscale=False, size=42), bare("pong")
-    seen, _ = env.reset(seed=0)
-    np.testing.assert_array_equal(seen, averaged(ale.getScreenRGB(), 42))
+    observation, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(observation, averaged(ale.getScreenRGB(), 42))
     whole = AtariGame(AtariSettings("pong", **PLAIN), size=0)
     np.testing.assert_array_equal(whole.reset(seed=0)[0], ale.getScreenGrayscale())
 
@@ -112,7 +112,7 @@ def test_a_lost_life_ends_an_episode_but_not_the_game():
     assert frames[5] < frames[4], "the game did not begin anew after the last life"
 
 
-def test_without_lives_to_lose_only_the_game_ends_an_episode():
+def test_without_lives_only_the_game_over_ends_an_episode():
     """Lost Luggage goes on with 0 lives shown; that the count fell to 0 ends nothing, as is usual."""
     env = AtariGame(AtariSettings("lost_luggage", episodic_life=True, frameskip=1, **PLAIN))
     env.reset(seed=0)
@@ -146,12 +146,12 @@ def test_a_saved_game_remembers_the_action_that_sticks():
 
 
 @pytest.mark.parametrize("game", ["pong", "beam_rider", "tennis"])
-def test_a_seed_decides_everything_whatever_was_played_before(game):
+def test_a_seed_determines_everything_after_any_previous_games(game):
     """Beam Rider and Tennis leave traces in memory that change the next game."""
 
     def played(env):
-        seen = [env.reset(seed=7)[0], *(env.step(action)[0] for action in actions)]
-        return np.stack(seen)
+        observation = [env.reset(seed=7)[0], *(env.step(action)[0] for action in actions)]
+        return np.stack(observation)
 
     used, fresh = AtariGame(AtariSettings(game)), AtariGame(AtariSettings(game))
     actions = np.random.default_rng(0).integers(0, used.action_space.n, 80)
@@ -194,7 +194,7 @@ def test_frames_are_joined_with_the_oldest_first():
         np.testing.assert_array_equal(obs[1:, back], obs[:-1, back + 1])
 
 
-def test_what_an_agent_meets():
+def test_specs_of_atari_games():
     spec = probe("ALE/Pong-v5", EnvConfig())
     assert spec.obs == FieldSpec("obs", (4, 84, 84), "uint8", frames=4)
     assert spec.action == ActionSpec("discrete", (6,))
@@ -205,7 +205,7 @@ def test_what_an_agent_meets():
     assert probe("ALE/Pong-v5", EnvConfig(time_limit=7)).max_episode_steps == 7
 
 
-def test_the_defaults_are_for_atari_games_only_and_fitting_twice_changes_nothing():
+def test_the_defaults_are_for_atari_games_only_and_resolving_twice_changes_nothing():
     names = ("frame_stack", "reward_clip", "grayscale", "resize")
 
     def chosen(config):
@@ -228,7 +228,7 @@ def test_the_screen_is_rendered_in_colour():
     world.close()
 
 
-def test_without_ale_py_one_sentence_says_what_to_install(monkeypatch):
+def test_without_ale_py_the_error_names_the_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     with pytest.raises(
         MissingExtra, match=r"^ALE/Pong-v5 needs an optional dependency: pip install 'steppe\[atari\]'$"
@@ -249,7 +249,7 @@ def test_games_are_listed():
         ({"kwargs": {"frameskip": (2, 5)}}, "frameskip ≥ 1"),
         ({"kwargs": {"repeat_action_probability": 1.5}}, "repeat_action_probability ≤ 1"),
         ({"kwargs": {"mode": 77}}, "pong has no mode 77"),
-        ({"vector": "native"}, "can neither be saved nor go on with a game after a lost life"),
+        ({"vector": "native"}, "can neither be saved nor continue a game after a lost life"),
     ],
 )
 def test_mistakes_get_one_sentence(options, words):

@@ -51,6 +51,6 @@ def test_white_stays_white():
     assert (AreaDownscaler((210, 160), (84, 84))(screen, np.zeros_like(screen)) == 255).all()
 
 
-def test_what_float32_could_not_add_up_is_refused():
+def test_sizes_beyond_float32_precision_are_refused():
     with pytest.raises(ValueError, match="too large"):
         AreaDownscaler((1009, 1013), (7, 7))

@@ -204,7 +204,7 @@ def test_replays_of_workers_are_plain():
     for key, value in (("prioritized", True), ("buffer_storage", "disk")):
         with pytest.raises(ConfigError, match=key):
             config_of("dqn", **{key: value})
-    with pytest.raises(ConfigError, match="sequences are drawn by priorities"):
+    with pytest.raises(ConfigError, match="sequences are sampled by priorities"):
         config_of("r2d2")
 
 

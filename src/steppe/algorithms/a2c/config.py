@@ -9,16 +9,16 @@ from steppe.core.contracts.specs import EnvSpec
 
 
 class A2CConfig(ActorCriticConfig):
-    """Advantage actor-critic: one step along the policy gradient per rollout; with workers, in rounds (Mnih et al. 2016)."""
+    """Advantage actor-critic: one policy-gradient step per rollout; with workers, synchronous rounds (Mnih et al. 2016)."""
 
     implementation = "steppe.algorithms.a2c.a2c:A2C"
     in_rounds = True
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """Environments that step as a vector are cheap: 64 over all actors, 8 per actor elsewhere; 16 steps between updates.
+        """Native vector environments are cheap: 64 over all actors, 8 per actor elsewhere; 16 steps between updates.
         A rollout is used once, so the step size is larger than PPO's: 3e-3, 7e-4 for images. Rewards and observations of
-        worlds with continuous actions are normalized, but where agents mostly are workers: each would know only its own.
-        Nothing holds a step back here as PPO's clipping does, so there means beyond the bounds cost something.
+        environments with continuous actions are normalized, except by default with workers, which would each use only their own statistics.
+        There is no clipping as in PPO, so mean actions outside the bounds are penalized.
         """
         cheap = spec.native_vector and not spec.is_image
         continuous = spec.action.kind == "box" and self.usual_mode == "sync"
@@ -35,7 +35,7 @@ class A2CConfig(ActorCriticConfig):
 
 
 class A3CConfig(A2CConfig):
-    """The same by workers of which none waits for another: each gradient is applied as it comes (Mnih et al. 2016)."""
+    """Asynchronous advantage actor-critic: each worker's gradient is applied as soon as it arrives (Mnih et al. 2016)."""
 
     usual_mode = "workers"
     in_rounds = False

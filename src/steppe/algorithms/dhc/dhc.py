@@ -54,8 +54,8 @@ class DHC(TorchAgent):
     def begin(self, num_envs: int, stream: np.random.Generator, *, actor: int = 0, num_actors: int = 1) -> None:
         """Clear the hidden state, and give each environment its own Ape-X epsilon."""
         super().begin(num_envs, stream, actor=actor, num_actors=num_actors)
-        config, worlds = self.config, num_envs // self.num_agents
-        self.epsilon = apex_epsilons(config.epsilon_base, config.epsilon_power, worlds, actor, num_actors)
+        config, envs = self.config, num_envs // self.num_agents
+        self.epsilon = apex_epsilons(config.epsilon_base, config.epsilon_power, envs, actor, num_actors)
 
     def act(
         self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True, comm_mask: np.ndarray | None = None
@@ -70,37 +70,39 @@ class DHC(TorchAgent):
         before = self._hidden_state.reset_where(starts)
         values = self._values(obs.reshape(-1, agents, *obs.shape[1:]), before, mask.reshape(-1, agents, agents))
         present = np.einsum("naa->na", mask.reshape(-1, agents, agents))
-        action = self._chosen(values) * present
+        action = self._select_actions(values) * present
         if explore:
             self._explore(action, present)
-        noted = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
-        return {"action": action.reshape(rows), **noted}
+        columns = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
+        return {"action": action.reshape(rows), **columns}
 
     def _values(self, obs: np.ndarray, before: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Return action values [N, A, actions], 0 for absent agents, and advance the hidden state."""
         network, device = self.network, self.flat.device
-        worlds, agents = mask.shape[:2]
+        envs, agents = mask.shape[:2]
         present = np.einsum("naa->na", mask)
         last = 1 + int(present.any(axis=0).nonzero()[0].max(initial=0))  # later agents are absent in every environment
         present = np.ascontiguousarray(present[:, :last])
-        values, after = np.zeros((worlds, agents, self.num_actions), np.float32), np.zeros_like(before)
+        values, after = np.zeros((envs, agents, self.num_actions), np.float32), np.zeros_like(before)
         with torch.inference_mode():
             views = as_tensor(obs[:, :last][present], device)
-            few = [views[at : at + ENCODE_BATCH_SIZE] for at in range(0, max(1, len(views)), ENCODE_BATCH_SIZE)]
-            seen = torch.cat([network.encode(part) for part in few])
-            known = as_tensor(present, device)
-            taken_in = seen.new_zeros((worlds, last, seen.shape[1])).masked_scatter_(known.unsqueeze(2), seen)
-            memory = as_tensor(before.reshape(worlds, agents, -1)[:, :last], device)
-            memory = network.step(taken_in, memory, as_tensor(mask[:, :last, :last], device))[known]
+            parts = [views[at : at + ENCODE_BATCH_SIZE] for at in range(0, max(1, len(views)), ENCODE_BATCH_SIZE)]
+            encoded = torch.cat([network.encode(part) for part in parts])
+            present_mask = as_tensor(present, device)
+            gate_inputs = encoded.new_zeros((envs, last, encoded.shape[1])).masked_scatter_(
+                present_mask.unsqueeze(2), encoded
+            )
+            memory = as_tensor(before.reshape(envs, agents, -1)[:, :last], device)
+            memory = network.step(gate_inputs, memory, as_tensor(mask[:, :last, :last], device))[present_mask]
             values[:, :last][present] = network.values(memory).cpu().numpy()
-            after.reshape(worlds, agents, -1)[:, :last][present] = memory.cpu().numpy()
+            after.reshape(envs, agents, -1)[:, :last][present] = memory.cpu().numpy()
         self._hidden_state.keep(after)
         return values
 
-    def _chosen(self, values: np.ndarray) -> np.ndarray:
+    def _select_actions(self, values: np.ndarray) -> np.ndarray:
         """Return the best actions [N, A], or a sample of softmax(values / temperature) if there is a temperature."""
-        warmth = self.config.temperature
-        noise = warmth * self._stream.gumbel(size=values.shape) if warmth else 0.0
+        temperature = self.config.temperature
+        noise = temperature * self._stream.gumbel(size=values.shape) if temperature else 0.0
         chosen: np.ndarray = (values + noise).argmax(axis=2)
         return chosen
 
@@ -111,19 +113,19 @@ class DHC(TorchAgent):
         experience is learned from, the first present agent explores. The number of random draws does not depend on
         which agents explore.
         """
-        worlds = len(action)
-        explores = self._stream.random(worlds) < self._epsilons(worlds)
-        position, choice = self._stream.random(worlds), self._stream.integers(self.num_actions, size=worlds)
+        envs = len(action)
+        explores = self._stream.random(envs) < self._epsilons(envs)
+        position, choice = self._stream.random(envs), self._stream.integers(self.num_actions, size=envs)
         if self.config.learn_from == "first":
-            position = np.zeros(worlds)
+            position = np.zeros(envs)
         rank = (position * present.sum(axis=1)).astype(np.int64)
-        who = (present.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
-        action[explores, who[explores]] = choice[explores]
+        agent = (present.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
+        action[explores, agent[explores]] = choice[explores]
 
-    def _epsilons(self, worlds: int) -> np.ndarray:
+    def _epsilons(self, envs: int) -> np.ndarray:
         """Return the epsilons [N], also if `begin` was not called for this number of environments."""
-        if len(self.epsilon) != worlds:
-            self.epsilon = apex_epsilons(self.config.epsilon_base, self.config.epsilon_power, worlds, 0, 1)
+        if len(self.epsilon) != envs:
+            self.epsilon = apex_epsilons(self.config.epsilon_base, self.config.epsilon_power, envs, 0, 1)
         return self.epsilon
 
     def curriculum_stages(self, num_envs: int) -> np.ndarray | None:
@@ -145,13 +147,13 @@ class DHC(TorchAgent):
         self._set_learning_rate()  # also where another process takes the optimizer steps
         if self.curriculum is None:
             return
-        worlds = segment.spec.num_envs // self.num_agents
-        lessons = segment["lesson"].reshape(-1, worlds, self.num_agents, 2)
-        reached = segment["terminated"].reshape(-1, worlds, self.num_agents)
+        envs = segment.spec.num_envs // self.num_agents
+        stages = segment["lesson"].reshape(-1, envs, self.num_agents, 2)
+        reached = segment["terminated"].reshape(-1, envs, self.num_agents)
         changed = False
-        for t, world in np.argwhere(segment.ended).tolist():
-            agents, size = lessons[t, world, 0].tolist()
-            changed |= self.curriculum.record(agents, size, success=bool(reached[t, world].any()))
+        for t, env in np.argwhere(segment.ended).tolist():
+            agents, size = stages[t, env, 0].tolist()
+            changed |= self.curriculum.record(agents, size, success=bool(reached[t, env].any()))
         if changed:
             self.network.lessons.copy_(torch.from_numpy(self.curriculum.standing))  # type: ignore[operator]
 
@@ -189,20 +191,24 @@ class DHC(TorchAgent):
         with torch.no_grad():
             target = self._target.flat.module
             assert isinstance(target, DHCNetwork)
-            judged = windows.unroll(target, traced=False).cpu().numpy()
-        valued, steps = values.detach().cpu().numpy(), windows.flatten_agents()
-        found = td_loss(valued, judged, steps, double=config.double, value_rescaling=config.value_rescaling)
-        found.require_finite(self.updates)
-        stats = {"loss": found.loss, "q_mean": found.mean_value, "td_error": found.mean_error}
-        if config.advice:
-            lag, pull = large_margin_loss(valued, windows.expert_action_mask(), steps["learn"], config.advice_margin)
-            found.gradient[...] += np.float32(config.advice) * pull
-            stats["advice_lag"] = lag
+            target_values = windows.unroll(target, traced=False).cpu().numpy()
+        online_values, steps = values.detach().cpu().numpy(), windows.flatten_agents()
+        result = td_loss(
+            online_values, target_values, steps, double=config.double, value_rescaling=config.value_rescaling
+        )
+        result.require_finite(self.updates)
+        stats = {"loss": result.loss, "q_mean": result.mean_value, "td_error": result.mean_error}
+        if config.expert_coef:
+            margin_loss, margin_gradient = large_margin_loss(
+                online_values, windows.expert_action_mask(), steps["learn"], config.expert_margin
+            )
+            result.gradient[...] += np.float32(config.expert_coef) * margin_gradient
+            stats["advice_lag"] = margin_loss
         self.flat.gradient.zero_()
-        torch.autograd.backward(values, as_tensor(found.gradient, self.flat.device))
+        torch.autograd.backward(values, as_tensor(result.gradient, self.flat.device))
         return (
             stats,
-            sequence_priority(*windows.average_over_agents(found.errors)),
+            sequence_priority(*windows.average_over_agents(result.errors)),
             int(np.count_nonzero(windows.counted)),
         )
 
@@ -218,6 +224,6 @@ class DHC(TorchAgent):
 
 
 def _make_curriculum(config: DHCConfig) -> Curriculum | None:
-    if not config.lesson_agents or not config.lesson_sizes:
+    if not config.stage_agents or not config.stage_sizes:
         return None
-    return Curriculum(config.lesson_agents, config.lesson_sizes, config.lesson_episodes, config.lesson_pass)
+    return Curriculum(config.stage_agents, config.stage_sizes, config.stage_episodes, config.stage_pass)

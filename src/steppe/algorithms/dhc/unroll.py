@@ -35,22 +35,22 @@ class MultiAgentSequences:
         self._mask = as_tensor(batch["comm_mask"][:, :, :agents, :agents], device)
         self._memory = as_tensor(batch["hidden"][:, :agents].astype(np.float32), device)
         terminated = batch["terminated"][..., :agents]
-        stays = np.take_along_axis(live, batch["following"][..., None], axis=0)  # present where it bootstraps from
-        self.counted = live & learn[..., None] & (terminated | stays)
+        bootstraps = np.take_along_axis(live, batch["following"][..., None], axis=0)  # present where it bootstraps from
+        self.counted = live & learn[..., None] & (terminated | bootstraps)
         if first_only:
             self.counted[..., 1:] = False
 
     def unroll(self, network: DHCNetwork, *, traced: bool) -> torch.Tensor:
         """Return action values [R, N · A, actions] of all rows; those of absent agents have no meaning."""
-        taken_in = self._encode(network, self._traced if traced else np.zeros_like(self._traced))
-        quiet, end = (int(self.first.min()), int(self.until.max())) if traced else (len(taken_in), len(taken_in))
+        gate_inputs = self._encode(network, self._traced if traced else np.zeros_like(self._traced))
+        begin, end = (int(self.first.min()), int(self.until.max())) if traced else (len(gate_inputs), len(gate_inputs))
         first = as_tensor(self.first, self.device)
         memory, memories = self._memory, []
-        for row, seen in enumerate(taken_in.unbind()):
-            with torch.set_grad_enabled(quiet <= row < end):
-                if row > quiet:  # the hidden state before a window's first learned row is a constant
+        for row, encoded in enumerate(gate_inputs.unbind()):
+            with torch.set_grad_enabled(begin <= row < end):
+                if row > begin:  # the hidden state before a window's first learned row is a constant
                     memory = torch.where((first == row)[:, None, None], memory.detach(), memory)
-                memory = network.step(seen, memory, self._mask[row])
+                memory = network.step(encoded, memory, self._mask[row])
             memories.append(memory)
         with torch.set_grad_enabled(traced):
             values = network.values(torch.stack(memories).flatten(0, 2))
@@ -59,14 +59,14 @@ class MultiAgentSequences:
     def _encode(self, network: DHCNetwork, traced: np.ndarray) -> torch.Tensor:
         """Encode the observations of the agents that are present [R, N, A, …]; 0 for the others."""
         obs = self._obs.reshape(-1, *self._obs.shape[3:])
-        taken_in = torch.zeros((self.live.size, 3 * network.hidden_size), device=self.device)
+        gate_inputs = torch.zeros((self.live.size, 3 * network.hidden_size), device=self.device)
         for chosen, with_gradient in ((self.live & ~traced, False), (traced, True)):
             rows = np.flatnonzero(chosen)
             if len(rows):
                 with torch.set_grad_enabled(with_gradient):
-                    seen = network.encode(as_tensor(obs[rows], self.device))
-                    taken_in = taken_in.index_copy(0, as_tensor(rows, self.device), seen)
-        return taken_in.view(*self.live.shape, -1)
+                    encoded = network.encode(as_tensor(obs[rows], self.device))
+                    gate_inputs = gate_inputs.index_copy(0, as_tensor(rows, self.device), encoded)
+        return gate_inputs.view(*self.live.shape, -1)
 
     def flatten_agents(self) -> Batch:
         """Return the columns of the loss, with every agent of every window as its own sequence: [R, N · A]."""
@@ -84,15 +84,15 @@ class MultiAgentSequences:
 
     def average_over_agents(self, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Average errors [R, N · A] over the counted agents; return means [R, N], and where there are any."""
-        number = self.counted.sum(axis=2)
-        means: np.ndarray = errors.reshape(self.live.shape).sum(axis=2) / np.maximum(number, 1)
-        return means, number > 0
+        count = self.counted.sum(axis=2)
+        means: np.ndarray = errors.reshape(self.live.shape).sum(axis=2) / np.maximum(count, 1)
+        return means, count > 0
 
 
 def _add_agent_axis(batch: Batch) -> Batch:
     """Add an agent axis to a batch of single-agent environments."""
     if "live" in batch.columns:
         return batch
-    every = {name: batch[name][:, :, None] for name in ("obs", "action", "reward", "terminated", "comm_mask")}
-    alone = {"live": batch["valid"][:, :, None], "hidden": batch["hidden"][:, None]}
-    return replace(batch, columns={**batch.columns, **every, **alone})
+    expanded = {name: batch[name][:, :, None] for name in ("obs", "action", "reward", "terminated", "comm_mask")}
+    renamed = {"live": batch["valid"][:, :, None], "hidden": batch["hidden"][:, None]}
+    return replace(batch, columns={**batch.columns, **expanded, **renamed})

@@ -105,12 +105,12 @@ class DQN(TorchAgent):
         reward = batch["reward"]
         if self.network.reward_normalizer is not None:
             reward = self.network.reward_normalizer.normalize(reward)
-        judged = self._judge(batch["next_obs"])
-        chooser = self._online(batch["next_obs"]).copy() if self.config.double else judged
+        next_target_values = self._target_values(batch["next_obs"])
+        selection_values = self._online(batch["next_obs"]).copy() if self.config.double else next_target_values
         loss, mean_value, mean_error, gradient, errors = _huber_loss(
             self._online.trace(batch["obs"]),
-            chooser,
-            judged,
+            selection_values,
+            next_target_values,
             batch["action"],
             reward,
             batch["discount"],
@@ -123,7 +123,7 @@ class DQN(TorchAgent):
         return loss, mean_value, mean_error, errors
 
     @cached_property
-    def _judge(self) -> QFunction:
+    def _target_values(self) -> QFunction:
         return QFunction(self._target.flat)
 
 

@@ -21,16 +21,19 @@ class PPOConfig(ActorCriticConfig):
     live = (*ActorCriticConfig.live, *own_steps)
 
     epochs: Annotated[int, Field(gt=0, le=1_000)] | None = Field(
-        None, description="Passes over each rollout; chosen to fit if absent."
+        None, description="Epochs over each rollout. Default: 2 or 4, depending on the environment."
     )
-    minibatch_size: Rows | None = Field(None, description="Rows per optimizer step; chosen to fit if absent.")
-    clip: Annotated[float, Field(gt=0, le=10)] = Field(
-        0.2, description="How far the probability ratio may move before its gradient stops."
+    minibatch_size: Rows | None = Field(
+        None, description="Steps per minibatch. Default: an eighth of the rollout, from 64 to 512."
     )
+    clip: Annotated[float, Field(gt=0, le=10)] = Field(0.2, description="Clipping range of the probability ratio.")
     target_kl: Annotated[float, Field(gt=0, le=1_000)] | None = Field(
-        None, description="End a rollout's epochs early beyond this divergence."
+        None,
+        description="Stop the epochs over a rollout early if the KL divergence exceeds this value. Default: never.",
     )
-    normalize_advantage: bool = Field(True, description="Bring each minibatch's advantages to mean 0 and deviation 1.")
+    normalize_advantage: bool = Field(
+        True, description="Normalize the advantages of each minibatch to mean 0 and standard deviation 1."
+    )
 
     def model_post_init(self, _: Any) -> None:
         super().model_post_init(_)
@@ -41,10 +44,10 @@ class PPOConfig(ActorCriticConfig):
             )
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """Environments that step as a vector are cheap: many of them (128 over all actors), short segments (32), large
+        """Native vector environments are cheap: many of them (128 over all actors), short segments (32), large
         minibatches and 2 epochs. Others: 8 per actor, 128 steps, 4 epochs. A rollout makes 8 minibatches of 64 to 512
         rows. The step size grows with the root of the minibatch, 1e-3 at 64 rows to 2.5e-3 at 400 and more; 2.5e-4 for
-        images. Worlds with continuous actions mostly have rewards and observations of any scale: there both are
+        images. Environments with continuous actions often have rewards and observations of any scale: both are
         normalized. Recurrent: one layer before the cell, and minibatches of at least one whole sequence.
         """
         cheap = spec.native_vector and not spec.is_image

@@ -99,8 +99,8 @@ class PPO(OnPolicyAgent):
         """
         if self.joint_sum is None or not self.config.normalize_advantage:
             return self.config.normalize_advantage, 0.0, 1.0
-        mine = advantage[rows].astype(np.float64)
-        count, total, squares = self.joint_sum(np.array([len(mine), mine.sum(), mine @ mine])).tolist()
+        own = advantage[rows].astype(np.float64)
+        count, total, squares = self.joint_sum(np.array([len(own), own.sum(), own @ own])).tolist()
         mean = total / count
         deviation = math.sqrt(max(0.0, squares / count - mean * mean))
         return (False, mean, 1.0 / (deviation + 1e-8)) if count > 1 else (False, 0.0, 1.0)

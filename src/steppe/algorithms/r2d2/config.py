@@ -17,18 +17,20 @@ class R2D2Config(SequenceConfig):
 
     implementation = "steppe.algorithms.r2d2.r2d2:R2D2"
 
-    dueling: bool = Field(True, description="Separate value and advantage streams.")
-    value_rescaling: bool = Field(True, description="Learn values in a scale that brings large ones near each other.")
-    cell: Literal["lstm", "gru"] = Field("lstm", description="What carries the state along.")
-    cell_size: Width | None = Field(None, description="Numbers that the cell puts out; chosen to fit if absent.")
+    dueling: bool = Field(True, description="Dueling network: separate value and advantage streams.")
+    value_rescaling: bool = Field(
+        True, description="Learn values on a compressed scale, for rewards of different sizes."
+    )
+    cell: Literal["lstm", "gru"] = Field("lstm", description="Type of the recurrent cell.")
+    cell_size: Width | None = Field(None, description="Size of the recurrent state. Default: 64, or 512 for images.")
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         hidden = hidden_state_field(self.cell, self.cell_size or default_cell_size(spec))
         return hidden, FieldSpec("q_val", spec.action.sizes, "float32")
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """16 environments per actor where they step as a vector, 8 elsewhere; segments so short that all actors together
-        bring 256 steps before the next block of updates. Vectors: one layer of 64, a cell of 64 and a step size of 2e-3;
+        """Default to 16 native vector environments per actor, otherwise 8; segments are so short that all actors
+        together collect 256 steps between blocks of updates. Vectors: one layer of 64, a cell of 64 and a step size of 2e-3;
         images: 512 and 512, 1e-4.
         """
         envs = num_envs or (16 if spec.native_vector else 8)

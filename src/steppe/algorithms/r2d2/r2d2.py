@@ -77,18 +77,18 @@ class R2D2(TorchAgent):
 
     def learn(self, batch: Batch) -> Learned:
         """Take one update with one sampled batch."""
-        found = self._backward(batch)
+        result = self._backward(batch)
         rows = int(np.count_nonzero(batch["learn"]))
         norm = self.optimizer.step(self.learning_rate, self.updates, rows)
         self.updates += 1
         stats = {
-            "loss": found.loss,
-            "q_mean": found.mean_value,
-            "td_error": found.mean_error,
+            "loss": result.loss,
+            "q_mean": result.mean_value,
+            "td_error": result.mean_error,
             "grad_norm": norm,
             "learning_rate": self.learning_rate,
         }
-        return Learned(1, stats, priorities=sequence_priority(found.errors, batch["learn"]))
+        return Learned(1, stats, priorities=sequence_priority(result.errors, batch["learn"]))
 
     def gradients(self, batch: Batch) -> np.ndarray:
         """Return the unclipped gradient of the loss on one sampled batch."""
@@ -105,16 +105,16 @@ class R2D2(TorchAgent):
 
     def _backward(self, batch: Batch) -> TDLoss:
         """Fill the flat gradient. Both networks unroll the stored state over the burn-in, which gets no gradient."""
-        config, older = self.config, self._target.flat.module
-        assert isinstance(older, RecurrentQNetwork)
+        config, target = self.config, self._target.flat.module
+        assert isinstance(target, RecurrentQNetwork)
         obs, hidden = batch["obs"], batch["hidden"]
-        judged, _ = older.values(obs, hidden)
+        target_values, _ = target.values(obs, hidden)
         values = self.network.trace(obs, hidden, first_learned_step(batch["learn"]))
-        found = td_loss(values, judged, batch, double=config.double, value_rescaling=config.value_rescaling)
-        found.require_finite(self.updates)
+        result = td_loss(values, target_values, batch, double=config.double, value_rescaling=config.value_rescaling)
+        result.require_finite(self.updates)
         self.flat.gradient.zero_()
-        self.network.backward(found.gradient)
-        return found
+        self.network.backward(result.gradient)
+        return result
 
     def _shares(self, width: int) -> np.ndarray:
         """Return the epsilons; another batch width than that of `begin` gets the first environment's epsilon."""

@@ -13,7 +13,7 @@ from steppe.core.contracts.specs import EnvSpec, FieldSpec
 
 
 class ActorCriticConfig(AgentConfig):
-    """What every algorithm with a policy and a value beside it has."""
+    """Hyperparameters of all algorithms with a policy and a value function."""
 
     memory = "rollout"
     live: ClassVar[tuple[str, ...]] = (
@@ -26,21 +26,21 @@ class ActorCriticConfig(AgentConfig):
     )
     by_spec = (*AgentConfig.by_spec, "bounds_coef")
 
-    gae_lambda: Fraction = Field(0.95, description="Trade between bias (0) and variance (1) of advantages.")
+    gae_lambda: Fraction = Field(0.95, description="Lambda of GAE: 0 has most bias, 1 most variance.")
     value_coef: Coefficient = Field(0.5, description="Weight of the value loss.")
     entropy_coef: Coefficient = Field(0.0, description="Weight of the entropy bonus.")
     bounds_coef: Coefficient | None = Field(
         None,
-        description="Weight of the penalty on means beyond the bounds of continuous actions, where worlds cut actions off and "
-        "nothing says which way is better; chosen to fit if absent.",
+        description="Weight of the penalty on mean actions outside the action bounds, where clipping removes the gradient. "
+        "Default: depends on algorithm and environment.",
     )
     anneal: bool = Field(False, description="Lower the learning rate linearly to 0 over the run's steps.")
-    recurrent: bool = Field(False, description="Remember within an episode, and learn from whole sequences.")
+    recurrent: bool = Field(False, description="Use a recurrent policy and learn from whole sequences.")
     cell: Literal["lstm", "gru"] | None = Field(
-        None, description="What carries the state along (recurrent); lstm if absent."
+        None, description="Type of the recurrent cell, with recurrent=true. Default: lstm."
     )
     cell_size: Width | None = Field(
-        None, description="Numbers that the cell puts out (recurrent); chosen to fit if absent."
+        None, description="Size of the recurrent state, with recurrent=true. Default: 64, or 512 for images."
     )
 
     def model_post_init(self, _: Any) -> None:
@@ -49,10 +49,13 @@ class ActorCriticConfig(AgentConfig):
                 raise ConfigError(f"{name} is for recurrent=true: set that too, or leave {name} out")
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        noted = (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
+        policy_columns = (FieldSpec("logp", (), "float32"), FieldSpec("value", (), "float32"))
         if not self.recurrent:
-            return noted
-        return (*noted, hidden_state_field(self.cell or "lstm", self.cell_size or default_cell_size(spec), once=True))
+            return policy_columns
+        return (
+            *policy_columns,
+            hidden_state_field(self.cell or "lstm", self.cell_size or default_cell_size(spec), once=True),
+        )
 
     def require(self, spec: EnvSpec, name: str) -> None:
         super().require(spec, name)
@@ -60,7 +63,7 @@ class ActorCriticConfig(AgentConfig):
             raise ConfigError(f"bounds_coef is for continuous actions, and {spec.id} has others: leave it out")
 
     def _default_layers(self, spec: EnvSpec) -> dict[str, object]:
-        """What is chosen of the network: two layers, or one before the cell."""
+        """Return the default network: two layers, or one before the recurrent cell."""
         if not self.recurrent:
             return {"hidden": (64, 64)}
         return {"hidden": (64,), "cell": "lstm", "cell_size": default_cell_size(spec)}

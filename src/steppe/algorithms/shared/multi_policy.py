@@ -86,8 +86,8 @@ class MultiPolicyAgent:
         for group, rows in zip(self.groups, self._rows, strict=True):
             if not len(rows):
                 continue
-            seen = np.ascontiguousarray(narrow_column(obs[rows], 1, group.spec.obs.shape))
-            for name, values in group.agent.act(seen, starts[rows], explore=explore).items():
+            group_obs = np.ascontiguousarray(narrow_column(obs[rows], 1, group.spec.obs.shape))
+            for name, values in group.agent.act(group_obs, starts[rows], explore=explore).items():
                 if name == "action":
                     _scatter_action(merged, self.spec, len(obs), rows, values)
                 else:
@@ -107,8 +107,8 @@ class MultiPolicyAgent:
         arrays = weights.arrays()
         for group in self.groups:
             names = (name for part in group.entries() for name in part)
-            mine = Weights.from_arrays({name: arrays[f"{group.name}.{name}"] for name in names})
-            group.agent.load(_stamped(mine, weights))
+            part = Weights.from_arrays({name: arrays[f"{group.name}.{name}"] for name in names})
+            group.agent.load(_stamped(part, weights))
         self.version = weights.version
 
     def weights(self) -> Weights:
@@ -195,8 +195,8 @@ class MultiPolicyAgent:
     def _segment(self, group: PolicyGroup, segment: Segment) -> Segment:
         spec, count = segment.spec, len(group.members)
         rows = spec.num_envs // self.spec.num_agents * count
-        mine = SegmentSpec(spec.num_steps, rows, group.spec.obs, group.spec.action.field, spec.extras, count)
-        return Segment(mine, self._columns(group, segment.columns), segment.header)
+        group_spec = SegmentSpec(spec.num_steps, rows, group.spec.obs, group.spec.action.field, spec.extras, count)
+        return Segment(group_spec, self._columns(group, segment.columns), segment.header)
 
 
 def _make_group(
@@ -204,11 +204,11 @@ def _make_group(
 ) -> PolicyGroup:
     own = spec.members[members[0]] if spec.members else AgentSpec(spec.obs, spec.action)
     names = tuple(spec.agents[index] for index in members)
-    mine = replace(spec, obs=own.obs, action=own.action, num_agents=len(members), agents=names, members=())
-    made: Any = agent_class(algo)(config, mine, seed=seeding.integer_seed(seed, "policy", name), device=device)
+    group_spec = replace(spec, obs=own.obs, action=own.action, num_agents=len(members), agents=names, members=())
+    made: Any = agent_class(algo)(config, group_spec, seed=seeding.integer_seed(seed, "policy", name), device=device)
     if not hasattr(made, "flat"):
-        raise ConfigError(f"{algo} cannot be one of several policies: its weights are not kept by a FlatModule")
-    return PolicyGroup(name, members, mine, made, len(made.flat.gradient))
+        raise ConfigError(f"{algo} cannot be one of several policies: its weights are not in a FlatModule")
+    return PolicyGroup(name, members, group_spec, made, len(made.flat.gradient))
 
 
 def narrow_column(column: np.ndarray, lead: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -37,13 +37,13 @@ class OnPolicyAgent(TorchAgent):
         super().__init__(FlatModule(self.network, device), config, seed, adam_eps=1e-5)
         self._pass = make_pass(self.network)
         self._recurrent_state = self._pass.recurrent_state
-        self._seen = RunningMeanStd(spec.obs.shape)  # observation statistics since the last update
+        self._obs_statistics = RunningMeanStd(spec.obs.shape)  # observation statistics since the last update
 
     def act(self, obs: np.ndarray, starts: np.ndarray, *, explore: bool = True) -> Mapping[str, np.ndarray]:
         """Return actions with their logp and the values of the observations; `explore=False` takes the mode."""
-        (outputs, value), noted = self._pass.act(obs, starts)
+        (outputs, value), state_columns = self._pass.act(obs, starts)
         action, logp = self.choices.sample(outputs, self._stream if explore else None)
-        return {"action": action, "logp": logp, "value": value, **noted}
+        return {"action": action, "logp": logp, "value": value, **state_columns}
 
     def observe(self, segment: Segment, progress: Progress) -> None:
         """Update running statistics and the learning rate.
@@ -53,7 +53,7 @@ class OnPolicyAgent(TorchAgent):
         """
         self.env_steps = progress.env_steps
         if self.network.normalizer is not None:
-            self._seen.update_from_rows(segment["obs"][:-1][segment["valid"]])
+            self._obs_statistics.update_from_rows(segment["obs"][:-1][segment["valid"]])
         if self.network.reward_normalizer is not None:
             self.network.reward_normalizer.observe(segment)
         if self.config.anneal:
@@ -79,13 +79,13 @@ class OnPolicyAgent(TorchAgent):
     def state(self) -> Tree:
         normalizer = self.network.reward_normalizer
         return self._counters() | {
-            "seen": self._seen.statistics(),
+            "seen": self._obs_statistics.statistics(),
             "running_returns": normalizer.running_state() if normalizer is not None else {},
         }
 
     def restore(self, state: Tree) -> None:
         self._restore_counters(state)
-        self._seen.restore_statistics(state["seen"])
+        self._obs_statistics.restore_statistics(state["seen"])
         if self.network.reward_normalizer is not None:
             self.network.reward_normalizer.restore_running(state["running_returns"])
 
@@ -112,4 +112,4 @@ class OnPolicyAgent(TorchAgent):
 
     def _apply_obs_statistics(self) -> None:
         if self.network.normalizer is not None:
-            self.network.normalizer.take(self._seen)
+            self.network.normalizer.take(self._obs_statistics)

@@ -19,7 +19,7 @@ class TargetNetwork:
     """A copy of `online`, built on first use: actors never need one."""
 
     def __init__(self, online: FlatModule, every_steps: int | None) -> None:
-        assert every_steps is not None, "a fitted configuration says how often"
+        assert every_steps is not None, "a resolved configuration has this number"
         self.online, self.every_steps = online, every_steps
         self._synced_at = 0
 

@@ -230,7 +230,7 @@ def get_table_storage(algorithm: BaseAlgorithm) -> np.ndarray:
     storage = getattr(algorithm, "storage", algorithm.q_table)
     if not isinstance(storage, np.ndarray) or storage.dtype.kind != "f":
         raise ConfigError(
-            f"a {type(algorithm).__name__} keeps its table in a {type(storage).__name__}, which cannot lie in shared memory: "
+            f"a {type(algorithm).__name__} keeps its table in a {type(storage).__name__}, which cannot be in shared memory: "
             "use OptimalQLearning, or SingleThreadQLearning"
         )
     return storage

@@ -12,7 +12,7 @@ from steppe.core.contracts.specs import EnvSpec, FieldSpec
 
 
 class TabularConfig(AgentConfig):
-    """What every algorithm over a table of numbered states has; rates move in a straight line over the run's steps."""
+    """Hyperparameters of all tabular algorithms; schedules are linear over the run's steps."""
 
     memory = "rollout"
     actions = ("discrete",)
@@ -23,7 +23,7 @@ class TabularConfig(AgentConfig):
         *("epsilon", "epsilon_end", "exploration_fraction"),
     )
 
-    # What only networks have is no field here, so setting it is an error.
+    # Not fields here: setting an option of networks is an error.
     max_grad_norm: ClassVar[float] = 0.5  # type: ignore[misc]
     network: ClassVar[str] = "auto"  # type: ignore[misc]
     hidden: ClassVar[tuple[int, ...] | None] = None  # type: ignore[misc]
@@ -32,22 +32,23 @@ class TabularConfig(AgentConfig):
     policies: ClassVar[Literal["shared"]] = "shared"  # type: ignore[misc]
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="Part of the error that an update takes away, at the start of the run; 0.1 if absent."
+        None, description="Step size of updates at the start of the run. Default: 0.1."
     )
     learning_rate_end: Fraction | None = Field(
-        None, description="What the learning rate falls to at the end of the run; as at the start if absent."
+        None, description="Step size at the end of the run. Default: the same as at the start."
     )
-    epsilon: Fraction = Field(1.0, description="Share of random actions at the start.")
-    epsilon_end: Fraction = Field(0.05, description="Share of random actions after the exploration phase.")
+    epsilon: Fraction = Field(1.0, description="Exploration rate at the start.")
+    epsilon_end: Fraction = Field(0.05, description="Exploration rate after the exploration phase.")
     exploration_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="Part of the run over which the share falls (of 100,000 steps where it has no fixed number)."
+        0.5,
+        description="Fraction of the run over which the exploration rate falls (of 100,000 steps if the run has no fixed number).",
     )
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
         return (FieldSpec("mask", spec.action.sizes, "bool"),)
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
-        """A thousand environments where compiled code steps them, 8 elsewhere; segments of 32 steps."""
+        """Default to 1024 environments if they are native vector environments, otherwise 8; segments of 32 steps."""
         envs = num_envs or (1024 if spec.native_vector else 8)
         return self._chosen(spec, segment_steps=32, learning_rate=0.1), envs
 
@@ -71,7 +72,7 @@ class ExpectedSarsaConfig(TabularConfig):
 
 
 class DoubleQConfig(TabularConfig):
-    """Double Q-learning: two tables, one chooses and the other judges (van Hasselt 2010)."""
+    """Double Q-learning: two tables, one selects and the other evaluates (van Hasselt 2010)."""
 
     implementation = "steppe.algorithms.tabular.agent:DoubleQAgent"
 
@@ -81,21 +82,23 @@ class NStepQConfig(TabularConfig):
 
     implementation = "steppe.algorithms.tabular.agent:NStepQAgent"
 
-    n_step: Annotated[int, Field(gt=0, le=10_000)] = Field(3, description="Rewards summed before bootstrapping.")
+    n_step: Annotated[int, Field(gt=0, le=10_000)] = Field(
+        3, description="Number of rewards summed before bootstrapping."
+    )
 
 
 class QLambdaConfig(TabularConfig):
-    """Watkins's Q(λ) over a table: each error also moves the steps that led to it (Watkins 1989)."""
+    """Watkins's Q(λ) over a table: each TD error also updates the steps that led to it (Watkins 1989)."""
 
     implementation = "steppe.algorithms.tabular.agent:QLambdaAgent"
 
-    live = tuple(name for name in TabularConfig.live if name != "gamma")  # how long traces are depends on it
+    live = tuple(name for name in TabularConfig.live if name != "gamma")  # the length of traces depends on it
 
-    trace_decay: Fraction = Field(0.9, description="λ: what is left of an error one step further back, besides gamma.")
+    trace_decay: Fraction = Field(0.9, description="Trace decay λ, in addition to gamma.")
 
 
 class ClassicConfig(TabularConfig):
-    """A learner of `steppe.classic` by its class, with the constructor's own options: its rates are its own business."""
+    """A learner of `steppe.classic`, by its class and the options of its constructor, which include its schedules."""
 
     live = ()
     learning_rate: ClassVar[float | None] = 0.1  # type: ignore[misc]
@@ -105,5 +108,5 @@ class ClassicConfig(TabularConfig):
     epsilon_end: ClassVar[float] = 0.1  # type: ignore[misc]
     exploration_fraction: ClassVar[float] = 1.0  # type: ignore[misc]
 
-    learner: str = Field(description="`module:Class` of a learner with a table.")
-    options: dict[str, Any] = Field({}, description="Keyword arguments for its constructor, besides the sizes.")
+    learner: str = Field(description="`module:Class` of a tabular learner.")
+    options: dict[str, Any] = Field({}, description="Keyword arguments for its constructor, in addition to the sizes.")

@@ -66,7 +66,7 @@ def read(path: Path, kind: str) -> SavedLearner:
         arrays = load(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if "steppe_table" not in metadata:
-            raise ValueError("its metadata does not say that it is a saved table")
+            raise ValueError("its metadata is not that of a saved table")
         if _digest(metadata["steppe_table"], arrays) != metadata.get("sha256"):
             raise ValueError("it does not match its sha256")
         about = json.loads(metadata["steppe_table"])
@@ -83,12 +83,12 @@ def read(path: Path, kind: str) -> SavedLearner:
     return saved
 
 
-def require_fit(saved: SavedLearner, mine: dict[str, np.ndarray]) -> None:
-    """Raise ConfigError unless the file's arrays have the names, shapes and dtypes of `mine`."""
+def require_fit(saved: SavedLearner, current: dict[str, np.ndarray]) -> None:
+    """Raise ConfigError unless the file's arrays have the names, shapes and dtypes of `current`."""
     differences = [
-        f"{name} is {_describe_array(saved.arrays.get(name))} in the file, {_describe_array(mine.get(name))} here"
-        for name in sorted(mine.keys() | saved.arrays.keys())
-        if _describe_array(saved.arrays.get(name)) != _describe_array(mine.get(name))
+        f"{name} is {_describe_array(saved.arrays.get(name))} in the file, {_describe_array(current.get(name))} here"
+        for name in sorted(current.keys() | saved.arrays.keys())
+        if _describe_array(saved.arrays.get(name)) != _describe_array(current.get(name))
     ]
     if differences:
         raise ConfigError(f"{saved.path} does not fit this learner: {'; '.join(differences)}")

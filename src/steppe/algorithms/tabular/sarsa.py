@@ -78,7 +78,7 @@ class SARSA(TableAlgorithm):
         if next_actions is None:
             raise ConfigError("SARSA learns from what was done next: give next_actions, one for each row")
         if next_masks is not None:
-            raise ConfigError("next_masks would have no effect here: SARSA is told the next actions")
+            raise ConfigError("next_masks would have no effect here: SARSA receives the next actions")
         columns = self._columns(states, actions, rewards, next_states, dones)
         following = as_int64(next_actions, "next_actions")
         if following.shape != columns.states.shape:

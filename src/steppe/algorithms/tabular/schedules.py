@@ -109,7 +109,7 @@ def require_rate(value: float, name: str, *, least: float = 0.0) -> float:
     if isinstance(value, bool) or not (isinstance(value, int | float | np.number) and math.isfinite(value)):
         raise ConfigError(f"{name}={value!r} must be a number or a schedule")
     if not least <= value <= 1.0:
-        raise ConfigError(f"{name}={value} must lie between {least:g} and 1")
+        raise ConfigError(f"{name}={value} must be between {least:g} and 1")
     return float(value)
 
 

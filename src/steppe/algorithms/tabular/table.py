@@ -84,7 +84,7 @@ class TableAlgorithm(BaseAlgorithm):
             )
             raise ConfigError(f"the table must be float32{list(shape)}, not {what}")
         if not storage.flags.carray:
-            raise ConfigError("the table must lie in memory in one piece that can be written to: copy it first")
+            raise ConfigError("the table must be a contiguous, writable array: copy it first")
         self.storage = storage
 
     def select_action(self, state: int, action_mask: Any = None, *, deterministic: bool = False) -> int:
@@ -123,12 +123,12 @@ class TableAlgorithm(BaseAlgorithm):
         in_turns, limit = is_turn_based(env), step_limit(env)
         discount = self._discount(turn_based=in_turns)
         scheduled = self.learning_rate_schedule is not None or self.epsilon_schedule is not None
-        seen, info = env.reset()
-        state = require_index(seen, "state", self.state_size)
+        observation, info = env.reset()
+        state = require_index(observation, "state", self.state_size)
         action = self.select_action(state, info.get("action_mask"))
         total, sign, length, ended, step = 0.0, 1.0, 0, False, env.step
         while not ended:
-            seen, reward, done, truncated, info = step(action)
+            observation, reward, done, truncated, info = step(action)
             length += 1
             ended = bool(done or truncated or length >= limit)
             rate, epsilon = self.learning_rate, self.epsilon  # of this step; the choice below is the next step's
@@ -137,8 +137,8 @@ class TableAlgorithm(BaseAlgorithm):
             else:
                 self.step_count += 1
             rates, mask = (rate, discount, epsilon, self.epsilon), info.get("action_mask")
-            action = self._step(state, action, reward, seen, done, ended, mask, rates)
-            state = index(seen)
+            action = self._step(state, action, reward, observation, done, ended, mask, rates)
+            state = index(observation)
             total += sign * float(reward)
             sign = -sign if in_turns else sign
         self.end_episode()

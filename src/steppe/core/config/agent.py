@@ -1,5 +1,5 @@
-"""What the configuration of every algorithm has: fields, what it can act in, and how absent choices are made for an
-environment. No tensors here: the command line and the processes that only supervise read configurations without torch."""
+"""The base class of all algorithms' configurations: common fields, supported environments, and defaults that depend on the
+environment. Imports no torch: the command line and supervising processes read configurations without it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import warnings
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from steppe.core.config.fields import Fraction, FrozenConfig, PositiveFloat, Rows, StepSize, Width
+from steppe.core.config.renamed_keys import replace_renamed_keys
 from steppe.core.contracts.errors import ConfigError, WorldError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 
 class AgentConfig(FrozenConfig):
-    """What every algorithm has. Subclass it as `Config` inside a class of your own to add fields."""
+    """Hyperparameters of all algorithms. Subclass it as `Config` inside a class of your own to add fields."""
 
     implementation: ClassVar[str] = ""  # "module:Class" of the agent
     memory: ClassVar[Literal["rollout", "replay", "sequences"]] = "rollout"
     actions: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete", "box")
-    observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state, to look up
+    observations: ClassVar[Literal["values", "index"]] = "values"  # "index": one number per state
     live: ClassVar[
         tuple[str, ...]
     ] = ()  # fields that a running learner takes over (core/contracts/algorithm.py, Tunable)
@@ -28,42 +29,48 @@ class AgentConfig(FrozenConfig):
     fixed: ClassVar[tuple[str, ...]] = ("network", "hidden", "normalize_obs", "normalize_reward", "segment_steps")
     # Fields that `require` refuses in some environments and not in others.
     by_spec: ClassVar[tuple[str, ...]] = ("policies",)
-    in_table: ClassVar[bool] = False  # what it learns is a table, which workers can share; no torch is needed
-    usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # where a run does not say
+    renamed: ClassVar[dict[str, str]] = {}  # deprecated names of fields, which still work: old -> new
+    in_table: ClassVar[bool] = False  # learns a table, which workers can share, without torch
+    usual_mode: ClassVar[Literal["sync", "workers"]] = "sync"  # default of RunConfig.mode
     in_rounds: ClassVar[bool] = (
         False  # workers wait for each other before their gradients are applied, unless set otherwise
     )
     publish_every: ClassVar[int] = 50  # updates from replay between publications, unless the flow says otherwise
 
     learning_rate: StepSize | None = Field(
-        None, description="Adam's step size at the start of the run; chosen to fit if absent."
+        None, description="Adam's step size at the start of the run. Default: depends on algorithm and environment."
     )
-    gamma: Fraction = Field(0.99, description="Discount per step.")
+    gamma: Fraction = Field(0.99, description="Discount factor per step.")
     segment_steps: Rows | None = Field(
-        None, description="Steps an actor takes before it hands over, or a worker before it merges; chosen if absent."
+        None,
+        description="Steps per segment: those that an actor collects before it sends them, or a worker before it merges. Default: depends on algorithm and environment.",
     )
-    max_grad_norm: PositiveFloat = Field(0.5, description="Gradients longer than this are scaled back to it.")
+    max_grad_norm: PositiveFloat = Field(
+        0.5, description="Maximum gradient norm; larger gradients are scaled down to it."
+    )
     network: str = Field(
         "auto", description="`auto`, `mlp`, `cnn`, or `module:function` that builds a torch module from an EnvSpec."
     )
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] | None = Field(
-        None, description="Width of each hidden layer. Chosen to fit if absent; a network of your own has its own."
+        None,
+        description="Width of each hidden layer; not for a network of your own. Default: depends on algorithm and environment.",
     )
     normalize_obs: bool | None = Field(
         None,
-        description="Scale observations by running mean and variance, kept in the weights; chosen to fit if absent.",
+        description="Normalize observations by their running mean and variance, which are part of the weights. Default: depends on algorithm and environment.",
     )
     normalize_reward: bool | None = Field(
-        None, description="Scale rewards by the running deviation of returns, kept in the weights; likewise."
+        None,
+        description="Scale rewards by the running standard deviation of returns, which is part of the weights. Default: depends on algorithm and environment.",
     )
     policies: Literal["shared", "own"] | dict[str, str] = Field(
         "shared",
-        description="With several agents: `shared`, one policy for all; `own`, one for each; or agent → policy, as in "
-        '{"wolf_*" = "wolves", "*" = "sheep"}, the first pattern that fits.',
+        description="With several agents: `shared`, one policy for all; `own`, one for each; or agent patterns → policy, as in "
+        '{"wolf_*" = "wolves", "*" = "sheep"}; the first pattern that matches counts.',
     )
 
     def columns(self, spec: EnvSpec) -> tuple[FieldSpec, ...]:
-        """What `act` writes into a segment besides the action."""
+        """Return the columns that `act` writes to a segment in addition to the action."""
         return ()
 
     def resolve_defaults(self, spec: EnvSpec, num_actors: int, num_envs: int | None) -> tuple[Self, int]:
@@ -80,20 +87,25 @@ class AgentConfig(FrozenConfig):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        """Refuse a class that overrides a method by its former name: nobody would call it."""
+        """Refuse a class that overrides a method by its former name: it would never be called."""
         super().__pydantic_init_subclass__(**options)
         if "fitted" in vars(cls):
             raise TypeError(f"{cls.__name__}.fitted: call it resolve_defaults, its name since Steppe 0.2")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _replace_renamed(cls, values: Any) -> Any:
+        return replace_renamed_keys(values, cls.renamed) if cls.renamed and isinstance(values, dict) else values
+
     def _chosen(self, spec: EnvSpec, **choices: object) -> Self:
-        """A copy in which these values stand where there is none; images get one wide layer after the convolutions."""
+        """Return a copy with these values for absent fields; images get one wide layer after the convolutions."""
         if spec.is_image:
             choices |= {"hidden": (512,), "normalize_obs": False}
         choices = {"normalize_obs": False, "normalize_reward": False} | choices
         return self.model_copy(update={key: value for key, value in choices.items() if getattr(self, key) is None})
 
     def require(self, spec: EnvSpec, name: str) -> None:
-        """Raise unless this algorithm can act in that world."""
+        """Raise unless this algorithm supports the environment."""
         if self.policies != "shared":
             self._require_groups(spec, name)
         elif spec.members:
@@ -109,7 +121,7 @@ class AgentConfig(FrozenConfig):
             )
 
     def groups(self, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
-        """The agents that share each policy, by number, in the order in which policies are first needed."""
+        """Return the indices of the agents that share each policy, in the order in which policies are first used."""
         if self.policies == "shared":
             return {"shared": tuple(range(spec.num_agents))}
         found: dict[str, tuple[int, ...]] = {}
@@ -119,18 +131,18 @@ class AgentConfig(FrozenConfig):
             if self.policies != "own":
                 pattern = next((pattern for pattern in self.policies if fnmatchcase(agent, pattern)), None)
                 if pattern is None:
-                    raise ConfigError(f"policies says nothing of {agent!r}: add it, or '*' for all others")
+                    raise ConfigError(f"policies has no pattern for {agent!r}: add it, or '*' for all others")
                 policy = self.policies[pattern]
                 used.add(pattern)
             found[policy] = (*found.get(policy, ()), index)
         if self.policies != "own" and (idle := [pattern for pattern in self.policies if pattern not in used]):
             raise ConfigError(
-                f"policies[{idle[0]!r}] fits none of the agents that those before it leave: {', '.join(spec.agents[:8])}"
+                f"policies[{idle[0]!r}] matches none of the agents that the patterns before it leave: {', '.join(spec.agents[:8])}"
             )
         return found
 
     def _require_groups(self, spec: EnvSpec, name: str) -> None:
-        """Raise unless every policy is for agents that are alike, and learns from rollouts."""
+        """Raise unless the agents of every policy have the same spaces, and the algorithm learns from rollouts."""
         if not spec.agents:
             raise ConfigError(f"policies is for environments with several agents, and {spec.id} has one: leave it out")
         if self.memory != "rollout":
@@ -145,22 +157,22 @@ class AgentConfig(FrozenConfig):
 
 
 def default_cell_size(spec: EnvSpec) -> int:
-    """The size of a recurrent cell that suits a world."""
+    """Return the default size of a recurrent cell for an environment."""
     return 512 if spec.is_image else 64
 
 
 def hidden_state_field(cell: str, size: int, *, once: bool = False) -> FieldSpec:
-    """The column of what a recurrent policy remembers; an LSTM also remembers what it does not put out."""
+    """Return the column of a recurrent policy's state; an LSTM also has a cell state."""
     return FieldSpec("hidden", (2 * size if cell == "lstm" else size,), "float32", once=once)
 
 
 def describe_action_space(action: ActionSpec) -> str:
-    """An action space in words."""
+    """Describe an action space in words."""
     return {"discrete": "discrete", "multi_discrete": "multi-discrete", "box": "continuous"}[action.kind]
 
 
 def _describe_difference(spec: EnvSpec, members: tuple[int, ...] | None = None) -> str:
-    """Which two agents differ, and in what."""
+    """Describe two agents whose spaces differ."""
     among = range(spec.num_agents) if members is None else members
     first = spec.members[among[0]]
     other = next(index for index in among if spec.members[index] != first)

@@ -15,90 +15,101 @@ from steppe.core.config.validation import read_toml, validate_config
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 AUTO = "auto"  # the Ray cluster that this machine is part of
-RUN_TABLE = "run"  # the table of a cluster's file that says what is trained
+RUN_TABLE = "run"  # the table with the run's settings in a cluster's file
 _NAME = Annotated[str, Field(min_length=1, max_length=128)]
 AggregationMethod = Literal["federated", "average", "sum", "weighted", "median", "trimmed_mean", "krum", "multi_krum"]
 
 
 class TlsConfig(FrozenConfig):
-    """PEM files. The server has a certificate and its key, the nodes have who signed it."""
+    """PEM files: the server has a certificate and its key, the nodes the certificate authority."""
 
     ca: Path | None = Field(
-        None, description="Who signed the server's certificate; the system's authorities if absent."
+        None, description="Certificate authority of the server's certificate. Default: the system's."
     )
-    certificate: Path | None = Field(None, description="The server's certificate chain, on its machine.")
-    key: Path | None = Field(None, description="The server's key, on its machine.")
+    certificate: Path | None = Field(None, description="Certificate chain of the server, on its machine.")
+    key: Path | None = Field(None, description="Private key of the server, on its machine.")
 
 
 class ServerConfig(FrozenConfig):
-    """How `steppe params serve` keeps the parameters."""
+    """How `steppe params serve` serves and stores the parameters."""
 
-    listen: str | None = Field(None, description="Address to listen on; the host of parameter_server if absent.")
-    checkpoint: Path | None = Field(None, description="Where the state is kept; begins anew after a restart if absent.")
+    listen: str | None = Field(None, description="Address to listen on. Default: the host of parameter_server.")
+    checkpoint: Path | None = Field(
+        None, description="Checkpoint file of the state. Default: none, so that a restarted server starts anew."
+    )
     save_every: Positive = Field(1, description="Versions between checkpoints.")
     tokens: Path | None = Field(
-        None, description='A TOML file with one `node = "token"` line each; one token for all nodes if absent.'
+        None, description='TOML file with a line `node = "token"` for each node. Default: one token for all nodes.'
     )
 
 
 class PrivacyConfig(FrozenConfig):
-    """What is promised to each node about its deltas (docs/parameter-server.md)."""
+    """Differential privacy of each node's deltas (docs/parameter-server.md)."""
 
-    ledger: Path = Field(description="Where every release is written down, on the server's machine.")
-    epsilon: PositiveFloat = Field(description="The budget for all releases together.")
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="The chance that the promise does not hold.")
-    noise: PositiveFloat = Field(1.0, description="The noise multiplier z; `steppe params privacy` plans it.")
-    clip_norm: PositiveFloat = Field(1.0, description="The longest delta that counts in full.")
-    expected_nodes: Positive | None = Field(None, description="What sums are divided by; all nodes if absent.")
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="The share of nodes drawn each round.")
+    ledger: Path = Field(description="File that records every release, on the server's machine.")
+    epsilon: PositiveFloat = Field(description="Epsilon: the privacy budget of all releases together.")
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        1e-5, description="Delta: the probability with which the guarantee may fail."
+    )
+    noise: PositiveFloat = Field(1.0, description="Noise multiplier z; `steppe params privacy` computes it.")
+    clip_norm: PositiveFloat = Field(1.0, description="Maximum norm of a delta; larger ones are scaled down to it.")
+    expected_nodes: Positive | None = Field(None, description="Number by which sums are divided. Default: all nodes.")
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Fraction of nodes that are sampled in each round."
+    )
 
 
 class ClusterConfig(FrozenConfig):
-    """Which machines there are, where they meet, and what they exchange how often."""
+    """The machines of a cluster, how they are connected, and what they exchange."""
 
     backend: Literal["grpc", "ray", "mpi"] = Field(
         "grpc",
-        description="What joins the machines: a parameter server on the network, one in a Ray cluster, or one in the first "
-        "rank of an MPI world. In the last two the first node brings it up.",
+        description="How the machines are connected: by a parameter server on the network (grpc), in a Ray cluster, or in the first "
+        "rank of an MPI world. With ray and mpi the first node starts it.",
     )
     parameter_server: str | None = Field(
-        None, description="Where the nodes meet: host:port, of a Ray cluster's head for ray (or auto); not for mpi."
+        None,
+        description="Address of the parameter server, host:port; for ray that of the cluster's head, or auto; not for mpi.",
     )
-    name: _NAME = Field("steppe", description="Of this cluster among others on the same Ray cluster.")
-    nodes: tuple[_NAME, ...] = Field((), description="The nodes' names, in the order of their ranks; anyone if absent.")
-    node_id: _NAME | None = Field(None, description="Which of them this is.")
+    name: _NAME = Field("steppe", description="Name of this cluster, to distinguish several on one Ray cluster.")
+    nodes: tuple[_NAME, ...] = Field(
+        (), description="Names of the nodes, in the order of their ranks. Default: any node may join."
+    )
+    node_id: _NAME | None = Field(None, description="Name of this node.")
     exchange: Literal["deltas", "gradients"] = Field(
         "deltas",
-        description="deltas: every node trains on its own and what it changed is combined every sync_every learning "
-        "steps. gradients: every optimizer step is one of all nodes together, as of one learner with their joint batch.",
+        description="deltas: every node trains on its own, and the changes of the weights are combined every sync_every learning "
+        "steps. gradients: every optimizer step uses the gradients of all nodes, like one learner with their joint batch.",
     )
     aggregation: AggregationMethod | None = Field(
-        None, description="How updates become one; federated for deltas and weighted, by rows, for gradients if absent."
+        None, description="How updates are combined. Default: federated for deltas; weighted, by rows, for gradients."
     )
     byzantine: RoleCount | None = Field(
-        None, description="Nodes that may send anything, for krum, multi_krum and trimmed_mean."
+        None,
+        description="Maximum number of nodes that may send arbitrary values, for krum, multi_krum and trimmed_mean.",
     )
     trim: Annotated[float, Field(ge=0, lt=0.5)] = Field(
-        0.1, description="Share that trimmed_mean cuts off at each end."
+        0.1, description="Fraction that trimmed_mean removes at each end."
     )
     optimizer: Literal["fedavg", "fedadam", "fedyogi"] | None = Field(
-        None, description="What the server does with combined deltas; fedavg if absent."
+        None, description="Optimizer that applies combined deltas on the server. Default: fedavg."
     )
-    learning_rate: PositiveFloat | None = Field(None, description="Its step size; the optimizer's usual one if absent.")
+    learning_rate: PositiveFloat | None = Field(
+        None, description="Step size of the optimizer. Default: the optimizer's usual one."
+    )
     sync_every: Positive | None = Field(
-        None, description="Learning steps (rollouts, or draws from replay) between exchanges of deltas; 10 if absent."
+        None, description="Learning steps (rollouts, or batches from replay) between exchanges of deltas. Default: 10."
     )
-    quorum: Positive = Field(
-        1, description="A round ends at its deadline if so many nodes took part, else without result."
-    )
-    deadline_s: PositiveDuration = Field(60.0, description="How long a round waits for nodes that do not come.")
+    quorum: Positive = Field(1, description="Minimum number of nodes for a round to have a result at its deadline.")
+    deadline_s: PositiveDuration = Field(60.0, description="Seconds that a round waits for missing nodes.")
     retry_s: Duration = Field(
-        30.0, description="How long a node tries to reach the server before it goes on alone until the next exchange."
+        30.0,
+        description="Seconds that a node tries to reach the server before it continues alone until the next exchange.",
     )
-    timeout_s: PositiveDuration = Field(30.0, description="How long one call may take.")
-    tls: TlsConfig | None = Field(None, description="PEM files; needed unless the server is on this machine.")
-    server: ServerConfig = Field(ServerConfig(), description="How the server keeps the parameters.")
-    privacy: PrivacyConfig | None = Field(None, description="Promise (epsilon, delta) to each node.")
+    timeout_s: PositiveDuration = Field(30.0, description="Timeout of one call, in seconds.")
+    tls: TlsConfig | None = Field(None, description="PEM files; required unless the server is on this machine.")
+    server: ServerConfig = Field(ServerConfig(), description="How the server serves and stores the parameters.")
+    privacy: PrivacyConfig | None = Field(None, description="(epsilon, delta) differential privacy for each node.")
 
     @field_validator("parameter_server")
     @classmethod
@@ -130,21 +141,21 @@ class ClusterConfig(FrozenConfig):
 
     def _require_grpc(self) -> None:
         if self.parameter_server == AUTO:
-            raise ConfigError(f"cluster.parameter_server={AUTO!r} is for backend 'ray': say host:port")
+            raise ConfigError(f"cluster.parameter_server={AUTO!r} is for backend 'ray': give host:port")
         if self.name != "steppe":
             raise ConfigError("cluster.name is for backend 'ray': leave it out")
 
     def _require_hosted(self) -> None:
-        """The first node has the server, and whoever may join Ray or the world is trusted."""
+        """The first node has the server, and everyone who may join Ray or the MPI world is trusted."""
         if self.backend == "ray" and self.parameter_server is None:
             object.__setattr__(self, "parameter_server", AUTO)
         server, usual = self.server, ServerConfig()
         for key, wrong, instead in (
-            ("nodes", not self.nodes, "is required: the first one brings the server up"),
+            ("nodes", not self.nodes, "is required: the first one starts the server"),
             ("parameter_server", self.backend == "mpi" and self.parameter_server is not None, "has no meaning there"),
             ("name", self.backend == "mpi" and self.name != "steppe", "has no meaning there"),
             ("tls", self.tls is not None, "has no meaning there"),
-            ("privacy", self.privacy is not None, "cannot be promised: nobody is asked for a token"),
+            ("privacy", self.privacy is not None, "is not possible: nodes are not authenticated"),
             ("server.listen", server.listen != usual.listen, "has no meaning there"),
             ("server.tokens", server.tokens != usual.tokens, "has no meaning there"),
         ):
@@ -164,12 +175,12 @@ class ClusterConfig(FrozenConfig):
 
     @property
     def joined(self) -> bool:
-        """Whether there is a cluster at all."""
+        """Whether this run is part of a cluster."""
         return self.parameter_server is not None or self.backend == "mpi"
 
     @property
     def hosts(self) -> bool:
-        """Whether this node brings up the server."""
+        """Whether this node starts the server."""
         return self.backend != "grpc" and self.rank == 0
 
     @property
@@ -182,14 +193,14 @@ class ClusterConfig(FrozenConfig):
 
     @property
     def url(self) -> str:
-        """Return what a client of the server must know."""
+        """Return the URL by which clients reach the server."""
         if self.backend != "grpc":
             return f"{self.backend}://{self.parameter_server or 'world'}/{self.name}"
         return f"{'grpc' if self.tls is None else 'grpcs'}://{':'.join(map(str, self.address))}"
 
     @property
     def seed_offset(self) -> int:
-        """What this node's seed is beyond the run's, so that no two see the same: its rank, or by its name."""
+        """Return the offset of this node's seed, by its rank or its name, so that nodes have different data."""
         return self.rank if self.rank is not None else zlib.crc32((self.node_id or "").encode())
 
     @property
@@ -199,7 +210,7 @@ class ClusterConfig(FrozenConfig):
 
 
 def read_cluster(given: Mapping[str, Any] | ClusterConfig, whose: str = "cluster_config") -> ClusterConfig:
-    """A cluster from plain values; ConfigError for an unknown key, with the nearest known one, and for a wrong value."""
+    """Return a cluster from plain values; ConfigError for an unknown key, with the nearest known one, and for a wrong value."""
     if isinstance(given, ClusterConfig):
         return given
     _require_known(given, ClusterConfig, "", whose)
@@ -208,7 +219,7 @@ def read_cluster(given: Mapping[str, Any] | ClusterConfig, whose: str = "cluster
 
 
 def read_cluster_file(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
-    """The cluster of a TOML file, and what its table [run] says; files that it names are looked for beside it."""
+    """The cluster of a TOML file, and what its table [run] says; relative file names are relative to the file."""
     tree = read_toml(path)
     run = tree.pop(RUN_TABLE, {})
     if not isinstance(run, dict):
@@ -218,7 +229,7 @@ def read_cluster_file(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
 
 
 def _resolve_paths(tree: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """The same with every file name made absolute."""
+    """Return the tables with absolute file names."""
     files = {"tls": ("ca", "certificate", "key"), "server": ("checkpoint", "tokens"), "privacy": ("ledger",)}
     for table, keys in files.items():
         inner = tree[table] if isinstance(tree.get(table), dict) else {}

@@ -32,14 +32,14 @@ class TrainingCallReached(BaseException):
 
 
 def make_reference(thing: Callable[..., Any] | str) -> str:
-    """The text by which `thing` can be found again."""
+    """Return the text by which `resolve_reference` finds `thing`."""
     if isinstance(thing, str):
         return thing
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if module and name and "<" not in name and _lookup(module, name) is thing:
         return f"{'__main__' if module.endswith(_IMPORTED_MAIN) else module}:{name}"
-    for text, known in _local.items():
-        if known is thing:
+    for text, registered in _local.items():
+        if registered is thing:
             return text
     text = f"local:{len(_local)}"
     _local[text] = thing
@@ -70,12 +70,12 @@ def resolve_reference(text: str) -> Any:
 
 
 def current_module(module: str) -> str:
-    """The name that a module has today, for one that may have had another in an earlier version."""
+    """Return the current name of a module that an earlier version may have named otherwise."""
     return MOVED.get(module, module)
 
 
 def require_portable(text: str, what: str) -> None:
-    """Raise unless another process can find what `text` names."""
+    """Raise unless another process can resolve `text`."""
     if text.startswith("local:"):
         thing = getattr(_local.get(text), "__qualname__", text)
         raise FactoryError(
@@ -105,7 +105,7 @@ def set_main_script(script: Script | None) -> None:
 
 
 def stop_if_loading_main() -> None:
-    """Every training call begins with this: see MainReached."""
+    """Every training call begins with this: see TrainingCallReached."""
     if _loading_main:
         raise TrainingCallReached
 

@@ -1,4 +1,4 @@
-"""RunConfig: everything that makes a run what it is, in one frozen, checked, documented value.
+"""RunConfig: the complete configuration of a run, as one frozen, validated, documented value.
 
 Layers are merged in order (defaults < TOML file < STEPPE_* environment < flags) as flat dotted keys, and each value
 remembers where it came from.
@@ -32,13 +32,14 @@ from steppe.core.config.fields import (
     RoleCount,
 )
 from steppe.core.config.params import ParamsConfig
+from steppe.core.config.renamed_keys import replace_renamed_keys
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, runtimes_with
 from steppe.core.config.validation import read_toml, validate_config
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 ENV_PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
-# Where things are kept, and secrets: no part of a run's configuration.
+# Paths and secrets, which are not part of a run's configuration.
 RESERVED_ENV_VARS = {
     *("STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"),
     *("STEPPE_KAFKA_PASSWORD", "STEPPE_KAFKA_KEY_PASSWORD", "STEPPE_KAFKA_HOME"),
@@ -348,8 +349,8 @@ class RunConfig(FrozenConfig):
         mode = self.mode or self.agent.usual_mode
         object.__setattr__(self, "mode", mode)
         if self.environment.observations is None:
-            world = self.environment.model_copy(update={"observations": self.agent.observations})
-            object.__setattr__(self, "environment", world)
+            environment_config = self.environment.model_copy(update={"observations": self.agent.observations})
+            object.__setattr__(self, "environment", environment_config)
         if mode == "workers":
             self._require_workers()
         elif self.flow.refresh_every != 1:
@@ -402,7 +403,7 @@ class RunConfig(FrozenConfig):
             )
 
     def _require_node(self) -> None:
-        """What a node of a cluster cannot be."""
+        """Raise unless this run can be a node of a cluster."""
         if self.cluster.node_id is None:
             raise ConfigError("cluster.node_id is required: which of the cluster's nodes this is")
         if self.agent.in_table or self.mode == "workers":
@@ -419,7 +420,7 @@ class RunConfig(FrozenConfig):
             raise ConfigError("target_kl does not go with cluster.exchange='gradients': every node takes as many steps")
 
     def _require_replay_roles(self, roles: int) -> None:
-        """What replay in roles of its own does not go with."""
+        """Raise unless replay roles are possible."""
         if self.agent.memory == "rollout" or self.mode == "workers":
             raise ConfigError(
                 f"flow.replay_roles is for agents that learn from replay, not {self.algo} in mode {self.mode!r}: leave it out"
@@ -441,7 +442,7 @@ class RunConfig(FrozenConfig):
             raise ConfigError(f"flow.max_actors={max_actors} is less than actors={self.actors}")
 
     def _require_no_torch_options(self) -> None:
-        """What is for torch means nothing to an agent without it."""
+        """Raise if an option of torch is set for an agent without torch."""
         for key, device in (("device", self.device), ("flow.actor_device", self.flow.actor_device)):
             if device.startswith("cuda"):
                 raise ConfigError(f"{key}={device!r}: {self.algo} learns in a table, on the CPU; leave {key} out")
@@ -454,7 +455,7 @@ class RunConfig(FrozenConfig):
         return self.mode == "workers" and not self.agent.in_table
 
     def _require_workers(self) -> None:
-        """Workers hand over neither segments nor tables: what is about those means nothing to them."""
+        """Raise unless this run can use mode workers; options of segments and tables are refused."""
         if not capabilities_of(self.runtime).workers:
             able = " or ".join(f"--runtime {name}" for name in runtimes_with("workers"))
             raise ConfigError(f"mode 'workers' is not for runtime {self.runtime!r}: use {able}")
@@ -467,11 +468,11 @@ class RunConfig(FrozenConfig):
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A configuration and where each of its values came from, by dotted key."""
+    """A configuration, and the source of each value by dotted key."""
 
     config: RunConfig
     sources: dict[str, str]
-    auto: tuple[str, ...] = ()  # the numbers that are to be chosen by trying, before the run begins
+    auto: tuple[str, ...] = ()  # numbers that are chosen by a measurement before the run
 
 
 SECTIONS: dict[str, type[FrozenConfig]] = {
@@ -487,15 +488,15 @@ SECTIONS: dict[str, type[FrozenConfig]] = {
 
 
 def resolve_config(*layers: tuple[str, Mapping[str, Any]]) -> ResolvedConfig:
-    """Merge (source, flat dotted keys) layers, the last one winning, and check the result.
+    """Merge (source, flat dotted keys) layers, in which later ones override earlier ones, and validate the result.
 
-    A bare key is looked for among the top-level fields, then among the algorithm's hyperparameters.
+    A key without a section is a top-level field, or else a hyperparameter of the algorithm.
     """
     merged: dict[str, tuple[Any, str]] = {}
     algo = next((str(layer["algo"]) for _, layer in reversed(layers) if "algo" in layer), DEFAULT_ALGORITHM)
     agent_class = config_class(algo)
     for source, layer in layers:
-        for key, value in layer.items():
+        for key, value in replace_renamed_keys(layer, agent_class.renamed).items():
             merged[_full_key(key, agent_class, source)] = (value, source)
     auto = tuple(key for key in ("actors", "envs") if key in merged and merged[key][0] == "auto")
     tree: dict[str, Any] = {"agent": {}}
@@ -524,12 +525,13 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> RunConfig:
-    """The configuration that `flatten` came from; values that are absent stay absent.
+    """Return the configuration of flat keys from `flatten`; absent values stay absent.
 
-    Records from before there was `flow.ahead` are of runs that were not.
+    Records without `flow.ahead` are from versions that always collected strictly on-policy, so it is 0.
     """
-    known = {"flow.ahead": 0, **flat}
-    return resolve_config(("record", {key: value for key, value in known.items() if value is not None})).config
+    stored = {key: value for key, value in {"flow.ahead": 0, **flat}.items() if value is not None}
+    renamed = config_class(stored.get("algo", DEFAULT_ALGORITHM)).renamed
+    return resolve_config(("record", replace_renamed_keys(stored, renamed, recorded=True))).config
 
 
 def from_toml(path: Path) -> dict[str, Any]:

@@ -57,6 +57,6 @@ def is_installed(runtime: str) -> bool:
 
 
 def find_program(name: str) -> str | None:
-    """Return the program of that name beside this Python, or the first on PATH."""
+    """Return the program of that name in this Python's directory, or the first on PATH."""
     own = Path(sys.executable).with_name(name)
     return str(own) if own.exists() else shutil.which(name)

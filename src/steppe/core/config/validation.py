@@ -1,4 +1,4 @@
-"""From what somebody wrote to a checked configuration object, or to one sentence about what is wrong with it."""
+"""Validate configuration from files and arguments; errors become one sentence each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validate_config(kind: type[FrozenConfig], values: Mapping[str, Any], prefix: str) -> Any:
-    """Make a configuration object; ConfigError says everything that is wrong with the values."""
+    """Return a configuration object; ConfigError lists all invalid values."""
     try:
         return kind(**values)
     except ValidationError as error:

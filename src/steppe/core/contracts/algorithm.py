@@ -204,7 +204,7 @@ def trainable_entries(agent: Agent) -> tuple[WeightsEntry, ...]:
     odd = [entry.name for entry in entries if entry.dtype != "float32"]
     if odd:
         raise ConfigError(
-            f"{type(agent).__name__} has {odd[0]!r}, which is not float32, among its weights: say with a property "
+            f"{type(agent).__name__} has {odd[0]!r}, which is not float32, among its weights: declare with a property "
             "num_trainable how many of its first numbers a gradient has"
         )
     return entries

@@ -35,4 +35,4 @@ class Capabilities:
     modules: tuple[str, ...] = ()
     """Modules of an extra that must be installed."""
     programs: tuple[str, ...] = ()
-    """Programs that must be beside this Python or on PATH."""
+    """Programs that must be in this Python's directory or on PATH."""

@@ -39,6 +39,10 @@ class UsageError(SteppeError):
     exit_code = 2
 
 
+class RenamedKeyWarning(DeprecationWarning):
+    """A configuration key is set by a deprecated name."""
+
+
 class ConfigError(UsageError):
     """An unknown key, a wrong type or a value out of range."""
 

@@ -60,8 +60,8 @@ class Segment:
     def env_steps(self) -> int:
         """Number of environment steps: with several agents, the steps in which at least one agent was present."""
         valid, num_agents = self.columns["valid"], self.spec.num_agents
-        there = valid if num_agents == 1 else valid.reshape(len(valid), -1, num_agents).any(axis=2)
-        return int(np.count_nonzero(there))
+        present = valid if num_agents == 1 else valid.reshape(len(valid), -1, num_agents).any(axis=2)
+        return int(np.count_nonzero(present))
 
     @property
     def ended(self) -> np.ndarray:
@@ -107,9 +107,9 @@ def find_episode_ends(valid: np.ndarray, cut: np.ndarray, num_agents: int) -> np
     """Return where episodes of environments ended, from rows [..., B] to [..., N]: all agents present were cut."""
     if num_agents == 1:
         return valid & cut  # type: ignore[no-any-return]
-    there = valid.reshape(*valid.shape[:-1], -1, num_agents)
-    stayed = there & ~cut.reshape(there.shape)
-    over: np.ndarray = there.any(axis=-1) & ~stayed.any(axis=-1)
+    present = valid.reshape(*valid.shape[:-1], -1, num_agents)
+    continuing = present & ~cut.reshape(present.shape)
+    over: np.ndarray = present.any(axis=-1) & ~continuing.any(axis=-1)
     return over
 
 

@@ -70,14 +70,14 @@ class WeightsLayout:
 
     def differences(self, other: WeightsLayout) -> list[str]:
         """Describe how another layout differs, one string per difference; empty when they are the same."""
-        mine = {entry.name: (entry.shape, entry.dtype) for entry in self.entries}
-        theirs = {entry.name: (entry.shape, entry.dtype) for entry in other.entries}
+        own = {entry.name: (entry.shape, entry.dtype) for entry in self.entries}
+        others = {entry.name: (entry.shape, entry.dtype) for entry in other.entries}
         words = [
-            f"{name}: {mine.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
-            for name in sorted(mine.keys() | theirs.keys())
-            if mine.get(name) != theirs.get(name)
+            f"{name}: {own.get(name, 'absent')} here, {others.get(name, 'absent')} there"
+            for name in sorted(own.keys() | others.keys())
+            if own.get(name) != others.get(name)
         ]
-        if not words and list(mine) != list(theirs):
+        if not words and list(own) != list(others):
             words.append("the same entries in another order")
         return words
 

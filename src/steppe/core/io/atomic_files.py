@@ -144,7 +144,7 @@ def raising_disk_full(path: Path) -> Iterator[None]:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        raise DiskFull(f"there is no room to write {path}: {error.strerror}") from error
+        raise DiskFull(f"there is no disk space to write {path}: {error.strerror}") from error
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -148,7 +148,7 @@ def validate_layout(rows: Any, nbytes: int) -> WeightsLayout:
     for name, shape, dtype, offset in msgspec.convert(rows, list[tuple[str, tuple[int, ...], str, int]]):
         size = _size(dtype, shape)
         if offset < end or offset % _DTYPES[dtype].itemsize or offset + size > nbytes:
-            raise ValueError(f"entry {name!r} does not lie where it should")
+            raise ValueError(f"entry {name!r} is not at its expected offset")
         entries.append(WeightsEntry(name, shape, dtype, offset))
         end = offset + size
     if end != nbytes or len({entry.name for entry in entries}) != len(entries):

@@ -20,7 +20,7 @@ from steppe.core.io.atomic_files import PLAIN_NAME
 
 FORMAT = 2
 ROWS, TAIL = "rows.json", "tail.rows"
-MAX_REMEMBERED_SAVES = 8  # earlier saves that a ring remembers as continued
+MAX_REMEMBERED_SAVES = 8  # number of earlier saves that a ring keeps as continued
 _DTYPES = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -159,4 +159,4 @@ def _require_sound(path: Path, ring: RingRecord) -> None:
     for chunk in ring.chunks:
         hashes = len(chunk.sha256) == len(names) and all(map(_SHA256.fullmatch, chunk.sha256))
         if not hashes or chunk.offset < 0 or not PLAIN_NAME.fullmatch(chunk.file):
-            raise DamagedFile(f"{path} is damaged: it does not say where a chunk of {ring.name} lies")
+            raise DamagedFile(f"{path} is damaged: the position of a chunk of {ring.name} is missing")

@@ -46,10 +46,10 @@ def make_shared_dir(run: str, nbytes: int, *, base: Path | None = None) -> Path:
             f"{nbytes >> 20} MiB of shared memory are needed: free some, or use fewer actors, envs or steps"
         )
     while True:
-        room = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=large[0]))
-        if (owner := _lock_new_dir(room)) is not None:
-            owned_dirs[room] = owner
-            return room
+        shared_dir = Path(tempfile.mkdtemp(prefix=f"steppe-{run[:40]}-", dir=large[0]))
+        if (owner := _lock_new_dir(shared_dir)) is not None:
+            owned_dirs[shared_dir] = owner
+            return shared_dir
 
 
 def _lock_new_dir(directory: Path) -> int | None:

@@ -78,7 +78,7 @@ class Turns:
         """Start a new episode."""
         self.env.reset(seed=seed, options=options)
         self._remove_finished_agents()
-        return self._seen(self.agents), self._allowed(dict(self.env.infos))
+        return self._observe(self.agents), self._allowed(dict(self.env.infos))
 
     def step(self, actions: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
         """Apply the selected agent's action; the other agents' actions are ignored."""
@@ -88,9 +88,9 @@ class Turns:
         terminated = {agent: bool(env.terminations.get(agent, False)) for agent in playing}
         truncated = {agent: bool(env.truncations.get(agent, False)) for agent in playing}
         infos = {agent: env.infos.get(agent, {}) for agent in env.agents}
-        last = self._seen([agent for agent in playing if terminated[agent] or truncated[agent]])
+        last = self._observe([agent for agent in playing if terminated[agent] or truncated[agent]])
         self._remove_finished_agents()
-        return last | self._seen(self.agents), rewards, terminated, truncated, self._allowed(infos)
+        return last | self._observe(self.agents), rewards, terminated, truncated, self._allowed(infos)
 
     def render(self) -> Any:
         return self.env.render()
@@ -120,7 +120,7 @@ class Turns:
         gone = {agent for agent in env.agents if env.terminations[agent] or env.truncations[agent]}
         self.agents = [agent for agent in env.agents if agent not in gone]
 
-    def _seen(self, agents: list[Any]) -> AgentDict:
+    def _observe(self, agents: list[Any]) -> AgentDict:
         env = self.env
         shown = {agent: self._show(agent, env.observe(agent)) for agent in agents}
         turn = env.agent_selection if env.agents else None

@@ -205,19 +205,19 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
             cut = bool(_require_entry(truncated, agent, "truncation")) or (
                 not died and (out_of_time or agent not in staying)
             )
-            seen = _require_entry(obs, agent, "observation")
+            observation = _require_entry(obs, agent, "observation")
             if died or cut:
                 columns["terminated"][t, row], columns["truncated"][t, row] = died, cut
                 self.present[row] = False
-                self._rules.put(columns["final_obs"][t], row, seen)
+                self._rules.put(columns["final_obs"][t], row, observation)
             else:
-                self._rules.put(columns["obs"][t + 1], row, seen)
+                self._rules.put(columns["obs"][t + 1], row, observation)
         if "final_comm_mask" in columns:
             rows = slice(base, base + self.spec.num_agents)
-            columns["final_comm_mask"][t, rows] = self._heard(base, segment["valid"][t, rows], infos)
-        coming = [] if out_of_time else [agent for agent in env.agents if agent not in listed]
-        self._add_agents(base, coming, obs, columns["obs"][t + 1])
-        self._hear(base, infos)
+            columns["final_comm_mask"][t, rows] = self._present_comm_mask(base, segment["valid"][t, rows], infos)
+        new_agents = [] if out_of_time else [agent for agent in env.agents if agent not in listed]
+        self._add_agents(base, new_agents, obs, columns["obs"][t + 1])
+        self._write_masks(base, infos)
 
     def _begin(self, index: int, obs: np.ndarray) -> None:
         """Start the next episode of one environment and write its first observations."""
@@ -225,27 +225,27 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         seed = seeding.integer_seed(self.seeds[index], int(self.resets[index]))
         try:
             self.resets[index] += 1
-            seen, infos = env.reset(seed=seed, options=self._stage_options(index))
+            observation, infos = env.reset(seed=seed, options=self._stage_options(index))
             if not env.agents:
-                raise ValueError("reset() left nobody in `agents`")
-            self._add_agents(base, list(env.agents), seen, obs)
-            self._hear(base, infos)
+                raise ValueError("reset() left `agents` empty")
+            self._add_agents(base, list(env.agents), observation, obs)
+            self._write_masks(base, infos)
         except Exception as error:
             raise self._fault(error, index, 0, None) from error
 
-    def _add_agents(self, base: int, agents: list[Any], seen: AgentDict, obs: np.ndarray) -> None:
+    def _add_agents(self, base: int, agents: list[Any], observation: AgentDict, obs: np.ndarray) -> None:
         for agent in agents:
             if agent not in self._agent_index:
                 raise ValueError(f"{agent!r} is among `agents` and not among `possible_agents`")
             row = base + self._agent_index[agent]
-            self._rules.put_first(obs, row, _require_entry(seen, agent, "observation"))
+            self._rules.put_first(obs, row, _require_entry(observation, agent, "observation"))
             self.present[row] = self.starts[row] = True
 
-    def _hear(self, base: int, infos: AgentDict) -> None:
+    def _write_masks(self, base: int, infos: AgentDict) -> None:
         """Write the communication and action masks from the agents' infos; without an entry, everything is allowed."""
         rows = slice(base, base + self.spec.num_agents)
         present = self.present[rows]
-        self.comm_mask[rows] = self._heard(base, present, infos)
+        self.comm_mask[rows] = self._present_comm_mask(base, present, infos)
         if self.masks is not None:
             self.masks[rows] = True
         for agent, index in self._agent_index.items():
@@ -255,7 +255,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
             if self.masks is not None and "action_mask" in info:
                 self.masks[base + index] = info["action_mask"]
 
-    def _heard(self, base: int, present: np.ndarray, infos: AgentDict) -> np.ndarray:
+    def _present_comm_mask(self, base: int, present: np.ndarray, infos: AgentDict) -> np.ndarray:
         """Return the communication mask among the agents that are present [num_agents, num_agents]."""
         mask: np.ndarray = present & present[:, None]
         for agent, index in self._agent_index.items():
@@ -273,8 +273,8 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         return dict(zip(("num_agents", "size"), self._current_stages[index].tolist(), strict=True))
 
     def _last_actions(self, index: int, actions: np.ndarray) -> dict[str, Any]:
-        names, mine = self.spec.agents, actions[self._rows(index)]
-        return {name: action.tolist() for name, action in zip(names, mine, strict=True)}
+        names, own_actions = self.spec.agents, actions[self._rows(index)]
+        return {name: action.tolist() for name, action in zip(names, own_actions, strict=True)}
 
     def _fault(self, error: Exception, index: int, step: int, last: dict[str, Any] | None) -> EnvironmentFault:
         """Describe an exception of an environment; `step` counts from 1 within the episode, 0 means `reset` failed."""

@@ -25,11 +25,15 @@ class MaskedStateIndexer:
         """Return the indexer for a space; None if it is not such a Dict, or has more than MAX_STATES states."""
         if not isinstance(space, spaces.Dict) or set(space) != {"observation", "action_mask"}:
             return None
-        seen = space["observation"]
-        if isinstance(seen, spaces.MultiBinary):
-            low, high = np.zeros(seen.shape, np.int64), np.ones(seen.shape, np.int64)
-        elif isinstance(seen, spaces.Box) and seen.dtype is not None and np.dtype(seen.dtype).kind in "iub":
-            low, high = seen.low.astype(np.int64), seen.high.astype(np.int64)
+        obs_space = space["observation"]
+        if isinstance(obs_space, spaces.MultiBinary):
+            low, high = np.zeros(obs_space.shape, np.int64), np.ones(obs_space.shape, np.int64)
+        elif (
+            isinstance(obs_space, spaces.Box)
+            and obs_space.dtype is not None
+            and np.dtype(obs_space.dtype).kind in "iub"
+        ):
+            low, high = obs_space.low.astype(np.int64), obs_space.high.astype(np.int64)
         else:
             return None
         sizes = high - low + 1

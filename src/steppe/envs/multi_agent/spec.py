@@ -31,7 +31,8 @@ class MultiAgentCodec:
     ) -> None:
         self.observations, self.actions = observations, actions
         self.heterogeneous = (
-            len({(seen.field, done.spec) for seen, done in zip(observations, actions, strict=True)}) > 1
+            len({(observation.field, action.spec) for observation, action in zip(observations, actions, strict=True)})
+            > 1
         )
         self.memory: np.ndarray | None = None
         self.obs, self.action = observations[0].field, actions[0].spec
@@ -52,7 +53,7 @@ class MultiAgentCodec:
         if not self.heterogeneous:
             return ()
         pairs = zip(self.observations, self.actions, strict=True)
-        return tuple(AgentSpec(seen.field, done.spec) for seen, done in pairs)
+        return tuple(AgentSpec(observation.field, action.spec) for observation, action in pairs)
 
     def choices(self, actions: np.ndarray) -> list[Any]:
         """Return one action per row, decoded for its agent's action space."""

@@ -191,9 +191,9 @@ def _components(cells: np.ndarray, episode: np.ndarray, workspace: PathfindingWo
             count += 1
             while head < count:
                 for k in range(1, 5):
-                    there = order[head] + offsets[k]
-                    if not cells[there] & BLOCKED and first[there] < 0:
-                        order[count], first[there] = there, begin
+                    neighbor = order[head] + offsets[k]
+                    if not cells[neighbor] & BLOCKED and first[neighbor] < 0:
+                        order[count], first[neighbor] = neighbor, begin
                         count += 1
                 head += 1
             until[begin] = count

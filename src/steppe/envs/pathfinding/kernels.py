@@ -243,10 +243,10 @@ def _copy_view(
             for plane in range(4):
                 _put_eight(out, target + np.uint64(2 + plane) * area, there >> np.uint64(plane))
         for column in range(view // 8 * 8, view):
-            seen, nearer = cells[source + np.uint64(column)], ways[other + np.uint64(column)]
+            cell, nearer = cells[source + np.uint64(column)], ways[other + np.uint64(column)]
             target = line + np.uint64(column)
-            out[target] = seen >> 2 & 1
-            out[target + area] = seen & 1
+            out[target] = cell >> 2 & 1
+            out[target + area] = cell & 1
             for plane in range(4):
                 out[target + np.uint64(2 + plane) * area] = nearer >> plane & 1
     out[np.uint64(offset) + area // np.uint64(2)] = 0  # the agent itself

@@ -22,7 +22,7 @@ except ImportError as error:
 AgentInfos = dict[str, dict[str, Any]]
 
 
-class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
+class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
     """Guide several agents to their goals on one grid map, all acting at once; arguments as in PathfindingWorlds.
 
     `infos[agent]["comm_mask"]` [num_agents] says from which agents it receives messages. All agents' episodes end
@@ -86,10 +86,10 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         """Start an episode on a new map; options other than `num_agents` and `size` are ignored."""
         options = options or {}
         self.worlds.assign(options.get("num_agents"), options.get("size"))
-        seen = self.worlds.reset(seed)
+        output = self.worlds.reset(seed)
         self.agents = self.possible_agents[: int(self.worlds.agents[0])]
         self._trail = [self.worlds.positions(0)] if self.render_mode else []
-        return self._seen(seen), self._told(seen)
+        return self._observe(output), self._make_infos(output)
 
     def step(
         self, actions: dict[str, Any]
@@ -103,13 +103,13 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
             return {}, {}, {}, {}, {}
         moves = np.full((1, len(self.possible_agents)), STAY, np.int64)
         moves[0, : len(self.agents)] = [actions[agent] for agent in self.agents]
-        seen = self.worlds.step(moves)
+        output = self.worlds.step(moves)
         if self.render_mode:
             self._trail.append(self.worlds.positions(0))
-        terminated, truncated = bool(seen.terminated[0]), bool(seen.truncated[0])
-        rewards = dict(zip(self.agents, seen.rewards[0].tolist(), strict=False))
+        terminated, truncated = bool(output.terminated[0]), bool(output.truncated[0])
+        rewards = dict(zip(self.agents, output.rewards[0].tolist(), strict=False))
         ends = dict.fromkeys(self.agents, terminated), dict.fromkeys(self.agents, truncated)
-        result = self._seen(seen), rewards, *ends, self._told(seen)
+        result = self._observe(output), rewards, *ends, self._make_infos(output)
         if terminated or truncated:
             self.agents = []
         return result
@@ -121,7 +121,7 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         if not self._trail:
             raise WorldError("there is nothing to draw yet: call reset() first")
         worlds, count = self.worlds, int(self.worlds.agents[0])
-        mask = worlds.seen.comm_mask[0, :count, :count]
+        mask = worlds.output.comm_mask[0, :count, :count]
         return draw(worlds.obstacles(0), worlds.positions(0), worlds.goals(0), mask, np.array(self._trail))
 
     def close(self) -> None:
@@ -140,11 +140,13 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         self.agents = self.possible_agents[: int(state["live"])]
         self._trail = list(np.array(state["trail"], np.int64)) if self.render_mode else []
 
-    def _seen(self, seen: PathfindingOutput) -> dict[str, np.ndarray]:
-        return dict(zip(self.agents, seen.obs[0].copy(), strict=False))
+    def _observe(self, output: PathfindingOutput) -> dict[str, np.ndarray]:
+        return dict(zip(self.agents, output.obs[0].copy(), strict=False))
 
-    def _told(self, seen: PathfindingOutput) -> AgentInfos:
-        return {agent: {"comm_mask": mask} for agent, mask in zip(self.agents, seen.comm_mask[0].copy(), strict=False)}
+    def _make_infos(self, output: PathfindingOutput) -> AgentInfos:
+        return {
+            agent: {"comm_mask": mask} for agent, mask in zip(self.agents, output.comm_mask[0].copy(), strict=False)
+        }
 
 
 def parallel_env(**kwargs: Any) -> PathfindingParallel:

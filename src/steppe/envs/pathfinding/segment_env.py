@@ -75,7 +75,7 @@ class PathfindingSegmentEnv(MultiAgentSegmentEnv):
         """Do nothing: there are no resources to release."""
 
     def _look(self) -> None:
-        """Update `there`: the first agents of each world are present in the current episode."""
+        """Update `present`: the first agents of each world are present in the current episode."""
         counts = np.repeat(self.worlds.agents, self.spec.num_agents)
         np.less(np.tile(np.arange(self.spec.num_agents), self.num_envs), counts, out=self.present)
 

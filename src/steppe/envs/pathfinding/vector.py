@@ -63,18 +63,18 @@ class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """Start new episodes in all worlds; one integer seeds them all."""
         if isinstance(seed, list):
             raise ConfigError("one number seeds all worlds, not a list")
-        seen = self.worlds.reset(seed)
-        return seen.obs.copy(), self._info(seen)
+        output = self.worlds.reset(seed)
+        return output.obs.copy(), self._info(output)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Move every agent in every world."""
-        seen = self.worlds.step(actions)
-        info = self._info(seen)
-        ended = seen.terminated | seen.truncated
+        output = self.worlds.step(actions)
+        info = self._info(output)
+        ended = output.terminated | output.truncated
         if ended.any():
-            info |= {"final_obs": seen.final_obs.copy(), "_final_obs": ended}
-            info |= {"final_mask": seen.final_mask.copy(), "_final_mask": ended}
-        return seen.obs.copy(), seen.rewards.copy(), seen.terminated.copy(), seen.truncated.copy(), info
+            info |= {"final_obs": output.final_obs.copy(), "_final_obs": ended}
+            info |= {"final_mask": output.final_mask.copy(), "_final_mask": ended}
+        return output.obs.copy(), output.rewards.copy(), output.terminated.copy(), output.truncated.copy(), info
 
     def snapshot(self) -> Tree | None:
         """Return the state of all worlds for `restore`; None before the first reset."""
@@ -84,5 +84,5 @@ class PathfindingVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         """Restore a snapshot of an environment built with the same arguments."""
         self.worlds.restore(state)
 
-    def _info(self, seen: PathfindingOutput) -> dict[str, Any]:
-        return {"comm_mask": seen.comm_mask.copy(), "_comm_mask": np.ones(self.num_envs, np.bool_)}
+    def _info(self, output: PathfindingOutput) -> dict[str, Any]:
+        return {"comm_mask": output.comm_mask.copy(), "_comm_mask": np.ones(self.num_envs, np.bool_)}

@@ -53,7 +53,7 @@ class PathfindingWorlds:
     each map from a triangular distribution between 0 and 0.5), or one of `maps` at random: scenarios, obstacle arrays,
     or paths of `.map` and `.scen` files. `progress` is added to the reward of a step closer to the goal and subtracted
     for a step away; over an episode this sums to `progress` times the distance gained, whatever the path. `reset` and
-    `step` write into `into`, or into `seen`, which the next call overwrites. Not thread-safe.
+    `step` write into `into`, or into `output`, which the next call overwrites. Not thread-safe.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PathfindingWorlds:
         shape = _shape(_USUAL_SIZE if size is None else size)
         _require_valid_arguments(num_worlds, num_agents, density, view, max_steps)
         if not isinstance(progress, int | float) or not math.isfinite(progress):
-            raise ConfigError(f"progress={progress!r} must be a finite number: what a step nearer is worth besides")
+            raise ConfigError(f"progress={progress!r} must be a finite number: the additional reward of a step nearer")
         self.num_worlds, self.num_agents, self.view, self.max_steps = num_worlds, num_agents, view, max_steps
         self.scenarios = tuple(as_scenario(each, num_agents) for each in maps)
         self.density = density
@@ -83,12 +83,12 @@ class PathfindingWorlds:
             shape = max(heights), max(widths)
         self.max_size = shape
         self._limits = PathfindingSettings(view, max_steps, autoreset, float(progress))
-        self._room = _make_workspace(shape, num_agents, view)
-        self._pool = _make_map_pool(self.scenarios, density, shape, num_agents, self._room)
-        self._state = _make_state(num_worlds, num_agents, (shape[0] + view - 1) * self._room.stride)
+        self._workspace = _make_workspace(shape, num_agents, view)
+        self._pool = _make_map_pool(self.scenarios, density, shape, num_agents, self._workspace)
+        self._state = _make_state(num_worlds, num_agents, (shape[0] + view - 1) * self._workspace.stride)
         self._everywhere = np.ones(num_worlds, np.bool_)
         self._seeded = self._begun = False
-        self.seen = self.blank()
+        self.output = self.blank()
         self._state.wanted[:, 1:] = shape
         self.assign(num_agents)
 
@@ -142,7 +142,7 @@ class PathfindingWorlds:
                 most = " × ".join(map(str, self.max_size))
                 raise ConfigError(f"size={size}: these worlds were made for maps of up to {most} cells")
             wanted[..., 1:] = shape
-        self._require_room(wanted.reshape(-1, 3))
+        self._require_fit(wanted.reshape(-1, 3))
         self._state.wanted[worlds] = wanted
 
     def reset(
@@ -157,7 +157,7 @@ class PathfindingWorlds:
         With a seed, everything that follows depends on it alone (world b on the seed and b). Without one, the random
         streams continue.
         """
-        seen = self._memory(into)
+        output = self._memory(into)
         if seed is not None or not self._seeded:
             sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
             self._state.words[:] = sequence.generate_state(self.num_worlds, np.uint64)
@@ -167,30 +167,30 @@ class PathfindingWorlds:
             self._require_reset()
             chosen = np.zeros(self.num_worlds, np.bool_)
             chosen[worlds] = True
-        fault, world = reset_worlds(self._state, self._pool, self._room, self._limits, chosen, seen)
+        fault, world = reset_worlds(self._state, self._pool, self._workspace, self._limits, chosen, output)
         self._check(fault, world)
         self._begun = True
-        for array in (seen.rewards, seen.terminated, seen.truncated):
+        for array in (output.rewards, output.terminated, output.truncated):
             array[chosen] = 0
-        return seen
+        return output
 
     def step(self, actions: np.ndarray, into: PathfindingOutput | None = None) -> PathfindingOutput:
         """Move every agent once: `actions` [B, N] are 0 to stay, 1 up, 2 down, 3 left, 4 right."""
-        seen = self._memory(into)
+        output = self._memory(into)
         moves = np.ascontiguousarray(actions, np.int64)
         if moves.shape != (self.num_worlds, self.num_agents):
             raise ConfigError(f"actions have the shape {moves.shape}, not {(self.num_worlds, self.num_agents)}")
         if not self._begun:
             self._require_reset()
-        fault, world = step_worlds(self._state, self._pool, self._room, self._limits, moves, seen)
+        fault, world = step_worlds(self._state, self._pool, self._workspace, self._limits, moves, output)
         if fault != NO_FAULT:
             self._check(fault, world)
-        return seen
+        return output
 
     def place(self, world: int, scenario: Scenario, into: PathfindingOutput | None = None) -> PathfindingOutput:
         """Start an episode of the given scenario in one world; later episodes are not affected."""
         self._require_reset()
-        seen = self._memory(into)
+        output = self._memory(into)
         if scenario.starts is None or scenario.goals is None:
             raise WorldError(f"{scenario.name} has no starts and goals to place agents by")
         if len(scenario.starts) > self.num_agents:
@@ -203,10 +203,10 @@ class PathfindingWorlds:
         self._set_obstacles(world, scenario.obstacles)
         state, count = self._state, len(scenario.starts)
         state.episode[world] = count, height, width, 0
-        state.at[world, :count] = _to_padded_cells(scenario.starts, self._room)
-        state.goal[world, :count] = _to_padded_cells(scenario.goals, self._room)
-        place_agents(state, self._room, world)
-        return self._look(seen)
+        state.at[world, :count] = _to_padded_cells(scenario.starts, self._workspace)
+        state.goal[world, :count] = _to_padded_cells(scenario.goals, self._workspace)
+        place_agents(state, self._workspace, world)
+        return self._write_observations(output)
 
     def obstacles(self, world: int) -> np.ndarray:
         """Return the obstacles of one world, bool [height, width]."""
@@ -229,7 +229,7 @@ class PathfindingWorlds:
         return {"maps": maps} | {name: getattr(state, name).copy() for name in _SAVED}
 
     def restore(self, tree: Tree) -> PathfindingOutput:
-        """Restore a `snapshot()` of worlds built with the same arguments, and write the observations into `seen`.
+        """Restore a `snapshot()` of worlds built with the same arguments, and write the observations into `output`.
 
         Raises CannotResume.
         """
@@ -248,35 +248,35 @@ class PathfindingWorlds:
             )
             if (state.cells[world, ends] & BLOCKED).any():
                 raise CannotResume("the snapshot has agents or goals where there is no free cell")
-            place_agents(state, self._room, world)
+            place_agents(state, self._workspace, world)
         self._begun = self._seeded = True
-        return self._look(self.seen)
+        return self._write_observations(self.output)
 
-    def _look(self, seen: PathfindingOutput) -> PathfindingOutput:
+    def _write_observations(self, output: PathfindingOutput) -> PathfindingOutput:
         nowhere = np.zeros(self.num_worlds, np.bool_)
-        reset_worlds(self._state, self._pool, self._room, self._limits, nowhere, seen)
-        return seen
+        reset_worlds(self._state, self._pool, self._workspace, self._limits, nowhere, output)
+        return output
 
     def _set_obstacles(self, world: int, obstacles: np.ndarray) -> None:
         height, width = obstacles.shape
         self._state.cells[world] = OUTSIDE
-        grid = self._state.cells[world].reshape(-1, self._room.stride)
-        pad = self._room.pad
+        grid = self._state.cells[world].reshape(-1, self._workspace.stride)
+        pad = self._workspace.pad
         grid[pad : pad + height, pad : pad + width] = obstacles
 
     def _crop_padding(self, cells: np.ndarray, world: int) -> np.ndarray:
         _, height, width, _ = self._state.episode[world]
-        pad = self._room.pad
-        return cells.reshape(-1, self._room.stride)[pad : pad + height, pad : pad + width]
+        pad = self._workspace.pad
+        return cells.reshape(-1, self._workspace.stride)[pad : pad + height, pad : pad + width]
 
     def _places(self, cells: np.ndarray, world: int) -> np.ndarray:
         found = cells[world, : self._state.episode[world, 0]]
-        return np.stack(np.divmod(found, self._room.stride), axis=1) - self._room.pad
+        return np.stack(np.divmod(found, self._workspace.stride), axis=1) - self._workspace.pad
 
     def _memory(self, into: PathfindingOutput | None) -> PathfindingOutput:
         if into is None:
-            return self.seen
-        for name, array, own in zip(PathfindingOutput._fields, into, self.seen, strict=True):
+            return self.output
+        for name, array, own in zip(PathfindingOutput._fields, into, self.output, strict=True):
             if array.shape != own.shape or array.dtype != own.dtype or not array.flags.carray:
                 raise ConfigError(f"into.{name} is {array.dtype}{array.shape}, not plain {own.dtype}{own.shape}")
         return into
@@ -292,11 +292,11 @@ class PathfindingWorlds:
             self._begun = False
             agents, height, width = self._state.wanted[world].tolist()
             raise WorldError(
-                f"{agents} agents found no room on any map of {height} × {width} cells: "
+                f"{agents} agents do not fit on any map of {height} × {width} cells: "
                 "make maps larger, obstacles fewer, or agents fewer"
             )
 
-    def _require_room(self, wanted: np.ndarray) -> None:
+    def _require_fit(self, wanted: np.ndarray) -> None:
         """Raise WorldError if agents certainly exceed the free cells or tasks, before any map is drawn."""
         for agents, height, width in np.unique(wanted, axis=0).tolist():
             for each in self.scenarios:
@@ -394,6 +394,6 @@ def _fitting(tree: Tree, name: str, own: np.ndarray) -> np.ndarray:
     saved = tree.get(name)
     if not isinstance(saved, np.ndarray) or saved.shape != own.shape or saved.dtype != own.dtype:
         raise CannotResume(
-            f"the snapshot's {name!r} is not {own.dtype}{own.shape}: it is of worlds made in another way"
+            f"the snapshot's {name!r} is not {own.dtype}{own.shape}: it is of differently configured worlds"
         )
     return saved

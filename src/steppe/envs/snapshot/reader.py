@@ -96,9 +96,9 @@ class SnapshotReader:
             raise Unreadable(f"a {kind.name}")
         if kind.compiled and not (partial or kind.own):
             raise Unreadable(f"a {kind.name}, which works with {kind.compiled}, a compiled module")
-        seen = self.seen(obj)
-        if seen is not None:
-            return seen
+        reference = self.reference(obj)
+        if reference is not None:
+            return reference
         tree: Tree = {TAG: "object", "class": kind.name}
         attributes = vars(obj)
         if kind.own:
@@ -121,12 +121,12 @@ class SnapshotReader:
             return read(self, value)
         if issubclass(kind, Enum):
             return _enum(value)
-        seen = self._numbers.get(id(value))
-        if seen is not None:
-            return {TAG: "same", "as": seen}
+        reference = self._numbers.get(id(value))
+        if reference is not None:
+            return {TAG: "same", "as": reference}
         raise Unreadable(f"a {class_name(kind)}")
 
-    def seen(self, value: Any) -> Tree | None:
+    def reference(self, value: Any) -> Tree | None:
         """Return a reference if `value` was read before; otherwise assign the next number and return None."""
         number = self._numbers.get(id(value))
         if number is not None:
@@ -140,11 +140,11 @@ class SnapshotReader:
         owner: Any = array
         while isinstance(owner, np.ndarray) and owner.base is not None:
             owner = owner.base
-        mine = (0, 2**64) if owner is array else byte_bounds(array)
+        own = (0, 2**64) if owner is array else byte_bounds(array)
         taken = self._memory.setdefault(id(owner), [])
-        if any(mine[0] < end and begin < mine[1] for begin, end in taken):
+        if any(own[0] < end and begin < own[1] for begin, end in taken):
             raise Unreadable("an array that shares its memory with another")
-        taken.append(mine)
+        taken.append(own)
         self._claims.append(id(owner))
 
     def _attributes(
@@ -165,13 +165,13 @@ class SnapshotReader:
 
     def _into(self, values: Tree, left: dict[str, str] | None, obj: Any, name: str, value: Any) -> None:
         """Read one attribute; if unreadable, list it in `left` if given and it is no inner environment, else raise."""
-        met, claimed = len(self._held), len(self._claims)
+        num_held, claimed = len(self._held), len(self._claims)
         try:
             values[name] = self._attribute(value)
         except Unreadable as reason:
             if left is None or isinstance(value, _ENVS):
                 raise Unreadable(f"{type(obj).__qualname__}.{name} holds {reason}") from None
-            self._forget(met, claimed)
+            self._forget(num_held, claimed)
             left[name] = class_name(type(value))
 
     def _attribute(self, value: Any) -> Any:
@@ -182,12 +182,12 @@ class SnapshotReader:
             return self._space(value)
         return self.object(value, partial=self._partial and isinstance(value, _ENVS))
 
-    def _forget(self, met: int, claimed: int) -> None:
-        for value in self._held[met:]:
+    def _forget(self, num_held: int, claimed: int) -> None:
+        for value in self._held[num_held:]:
             del self._numbers[id(value)]
         for owner in self._claims[claimed:]:
             self._memory[owner].pop()
-        del self._held[met:], self._claims[claimed:]
+        del self._held[num_held:], self._claims[claimed:]
 
     def _is_skipped(self, value: Any, kind: type) -> bool:
         if kind is FunctionType:
@@ -213,7 +213,10 @@ class SnapshotReader:
         return id(value) in self._numbers and get_class_info(type(value)).plain
 
     def _space(self, space: gym.Space[Any]) -> Tree:
-        return self.seen(space) or {TAG: "space", "streams": [self.value(part._np_random) for part in spaces_in(space)]}
+        return self.reference(space) or {
+            TAG: "space",
+            "streams": [self.value(part._np_random) for part in spaces_in(space)],
+        }
 
     def _own(self, obj: Any) -> Any:
         try:
@@ -302,7 +305,7 @@ def _assigns_nonlocal(code: CodeType) -> bool:
 
 
 def _list(reading: SnapshotReader, value: list[Any]) -> Any:
-    return reading.seen(value) or _items(reading, value)
+    return reading.reference(value) or _items(reading, value)
 
 
 def _items(reading: SnapshotReader, values: Any) -> list[Any]:
@@ -314,22 +317,22 @@ def _tuple(reading: SnapshotReader, value: tuple[Any, ...]) -> Any:
 
 
 def _deque(reading: SnapshotReader, value: deque[Any]) -> Any:
-    return reading.seen(value) or {TAG: "deque", "most": value.maxlen, "items": _items(reading, value)}
+    return reading.reference(value) or {TAG: "deque", "most": value.maxlen, "items": _items(reading, value)}
 
 
 def _dict(reading: SnapshotReader, value: dict[Any, Any]) -> Any:
-    seen = reading.seen(value)
-    if seen is not None:
-        return seen
+    reference = reading.reference(value)
+    if reference is not None:
+        return reference
     if TAG not in value and all(type(key) is str for key in value):
         return {key: reading.value(item) for key, item in value.items()}
     return {TAG: "dict", "items": [[reading.value(key), reading.value(item)] for key, item in value.items()]}
 
 
 def _set(reading: SnapshotReader, value: set[Any] | frozenset[Any]) -> Any:
-    seen = reading.seen(value)
-    if seen is not None:
-        return seen
+    reference = reading.reference(value)
+    if reference is not None:
+        return reference
     # Iteration order depends on a set's history: only a set that keeps its order when rebuilt can be restored.
     if list(type(value)(list(value))) != list(value):
         raise Unreadable(f"a {type(value).__name__} whose order depends on how it was filled")
@@ -337,9 +340,9 @@ def _set(reading: SnapshotReader, value: set[Any] | frozenset[Any]) -> Any:
 
 
 def _array(reading: SnapshotReader, value: np.ndarray) -> Any:
-    seen = reading.seen(value)
-    if seen is not None:
-        return seen
+    reference = reading.reference(value)
+    if reference is not None:
+        return reference
     reading.claim(value)
     dtype = value.dtype
     if dtype.kind in "SU":
@@ -354,9 +357,9 @@ def _array(reading: SnapshotReader, value: np.ndarray) -> Any:
 
 
 def _generator(reading: SnapshotReader, value: np.random.Generator) -> Any:
-    seen = reading.seen(value)
-    if seen is not None:
-        return seen
+    reference = reading.reference(value)
+    if reference is not None:
+        return reference
     source = value.bit_generator
     origin = source.seed_seq
     if type(origin) is not np.random.SeedSequence:
@@ -366,13 +369,13 @@ def _generator(reading: SnapshotReader, value: np.random.Generator) -> Any:
 
 
 def _random_state(reading: SnapshotReader, value: np.random.RandomState) -> Any:
-    return reading.seen(value) or {TAG: "RandomState", "state": value.get_state(legacy=False)}
+    return reading.reference(value) or {TAG: "RandomState", "state": value.get_state(legacy=False)}
 
 
 def _python_random(reading: SnapshotReader, value: random.Random) -> Any:
-    seen = reading.seen(value)
-    if seen is not None:
-        return seen
+    reference = reading.reference(value)
+    if reference is not None:
+        return reference
     version, words, gauss = value.getstate()
     return {TAG: "Random", "version": version, "words": np.array(words, np.uint64), "gauss": gauss}
 

@@ -163,11 +163,11 @@ class EpisodeReplayLog:
         if self._before is None:
             return None
         try:
-            seen = SnapshotReader().value(self._seen)
+            observation = SnapshotReader().value(self._seen)
         except Unreadable:
             return None
         together = np.array(self._actions)
-        return {"before": self._before, "seed": self._seed, "actions": together, "seen": seen}
+        return {"before": self._before, "seed": self._seed, "actions": together, "seen": observation}
 
     def give(self, tree: Tree) -> None:
         """Replay a log and continue recording after it; raises CannotResume if it leads to another observation."""
@@ -191,13 +191,22 @@ class SegmentEnvState:
     """Complete state of a segment environment: its environments, arrays, seeds and episode statistics."""
 
     def __init__(
-        self, world: SeededEnv, envs: EnvSnapshots, statistics: EpisodeStatistics, arrays: dict[str, np.ndarray | None]
+        self,
+        segment_env: SeededEnv,
+        envs: EnvSnapshots,
+        statistics: EpisodeStatistics,
+        arrays: dict[str, np.ndarray | None],
     ) -> None:
         """Hold references: `arrays` and those of the episode statistics are read and written in place."""
-        mine = {**arrays, "returns": statistics.returns, "lengths": statistics.lengths, "episodes": statistics.episodes}
-        mine["played"] = statistics.played
-        self._arrays = {name: array for name, array in mine.items() if array is not None}
-        self._world = world
+        state = {
+            **arrays,
+            "returns": statistics.returns,
+            "lengths": statistics.lengths,
+            "episodes": statistics.episodes,
+        }
+        state["played"] = statistics.played
+        self._arrays = {name: array for name, array in state.items() if array is not None}
+        self._segment_env = segment_env
         self._envs = envs
         self._statistics = statistics
 
@@ -206,34 +215,38 @@ class SegmentEnvState:
         envs = self._envs.take()
         if envs is None:
             return None
-        world = self._world
+        segment_env = self._segment_env
         return {
-            "env": world.spec.id,
-            "num_envs": world.num_envs,
+            "env": segment_env.spec.id,
+            "num_envs": segment_env.num_envs,
             "envs": envs,
-            "seeds": list(world.seeds),
+            "seeds": list(segment_env.seeds),
             "arrays": {name: array.copy() for name, array in self._arrays.items()},
             "finished": self._statistics.finished.copy(),
         }
 
     def give(self, state: Tree) -> None:
         """Restore the state; raises CannotResume if it does not fit, also for a tree that `take` did not return."""
-        world = self._world
+        segment_env = self._segment_env
         try:
-            if (state["env"], state["num_envs"]) != (world.spec.id, world.num_envs):
+            if (state["env"], state["num_envs"]) != (segment_env.spec.id, segment_env.num_envs):
                 raise CannotResume(
-                    f"the snapshot is of {state['num_envs']} × {state['env']}, not {world.num_envs} × {world.spec.id}"
+                    f"the snapshot is of {state['num_envs']} × {state['env']}, not {segment_env.num_envs} × {segment_env.spec.id}"
                 )
             if state["arrays"].keys() != self._arrays.keys():
-                raise CannotResume("the snapshot is of a world that was made in another way")
-            world.reset(np.empty((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype))
+                raise CannotResume("the snapshot is of a differently configured environment")
+            segment_env.reset(
+                np.empty((num_rows(segment_env), *segment_env.spec.obs.shape), segment_env.spec.obs.dtype)
+            )
             self._envs.give(state["envs"])
             for name, array in self._arrays.items():
                 _fill(array, state["arrays"][name], name)
-            world.seeds[:] = [int(seed) for seed in state["seeds"]]
+            segment_env.seeds[:] = [int(seed) for seed in state["seeds"]]
             self._statistics.refill(state["finished"])
         except _MISMATCH_ERRORS as error:
-            raise CannotResume(f"the snapshot is not one of this world: {type(error).__name__}: {error}") from error
+            raise CannotResume(
+                f"the snapshot does not fit this environment: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _fill(array: np.ndarray, saved: np.ndarray, name: str) -> None:

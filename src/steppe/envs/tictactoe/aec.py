@@ -17,7 +17,7 @@ except ImportError as error:
     raise MissingExtra("TicTacToe for PettingZoo", "multiagent") from error
 
 
-class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
+class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo has no types
     """Two agents take turns; each observes the board's index and which cells are free."""
 
     metadata: ClassVar[dict[str, Any]] = {
@@ -29,10 +29,10 @@ class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
         self.render_mode = render_mode
         self.game = TicTacToeEnv("ansi" if render_mode else None)
         self.possible_agents = ["player_1", "player_2"]
-        seen = spaces.Dict(
+        obs_space = spaces.Dict(
             {"observation": spaces.Discrete(NUM_BOARDS), "action_mask": spaces.Box(0, 1, (NUM_CELLS,), np.int8)}
         )
-        self._observations = dict.fromkeys(self.possible_agents, seen)
+        self._observations = dict.fromkeys(self.possible_agents, obs_space)
         self._actions = {agent: spaces.Discrete(NUM_CELLS) for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
@@ -45,8 +45,8 @@ class TicTacToeAEC(AECEnv):  # type: ignore[misc]  # PettingZoo brings no types
 
     def observe(self, agent: str) -> dict[str, Any]:
         """Return the board's index and action mask; the mask is empty unless it is the agent's turn."""
-        mine = agent == self.agent_selection and not self.game.game_over
-        mask = (self.game.board == 0) if mine else np.zeros(NUM_CELLS, np.bool_)
+        own_turn = agent == self.agent_selection and not self.game.game_over
+        mask = (self.game.board == 0) if own_turn else np.zeros(NUM_CELLS, np.bool_)
         return {"observation": np.int64(self.game._get_observation()), "action_mask": mask.astype(np.int8)}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:

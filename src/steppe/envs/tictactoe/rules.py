@@ -89,13 +89,13 @@ class TurnGame:
         move.
         """
         live, chances = self.legal > 0, _move_probabilities(self, self.legal)
-        reached, met = np.eye(1, self.num_states)[0], np.zeros(self.num_states)
+        reached, visits = np.eye(1, self.num_states)[0], np.zeros(self.num_states)
         for _ in range(opening + 1):
-            met += reached
+            visits += reached
             reached = self._propagate(reached, chances) + np.where(live, 0.0, reached)
         if len(replies):
-            met = met + self._propagate(met, _move_probabilities(self, replies))
-        return _build_alias_table(np.where(live, met, 0.0))
+            visits = visits + self._propagate(visits, _move_probabilities(self, replies))
+        return _build_alias_table(np.where(live, visits, 0.0))
 
     def _propagate(self, mass: np.ndarray, chances: np.ndarray) -> np.ndarray:
         """Return the probability mass of each state after one move with these probabilities [S, A]."""
@@ -187,8 +187,8 @@ def player_moves(game: TurnGame, player: Any) -> np.ndarray:
 
 def exact_return(game: TurnGame, player: Any, opponent: Any = "random") -> tuple[float, float]:
     """Return the expected undiscounted return of `player`, moving first and moving second, over the whole game tree."""
-    mine, theirs = (_move_probabilities(game, player_moves(game, who)) for who in (player, opponent))
-    return _solve_game(game, lambda worth: (mine * worth).sum(axis=1), lambda worth: (theirs * worth).sum(axis=1))
+    own, other = (_move_probabilities(game, player_moves(game, who)) for who in (player, opponent))
+    return _solve_game(game, lambda worth: (own * worth).sum(axis=1), lambda worth: (other * worth).sum(axis=1))
 
 
 def worst_return(game: TurnGame, player: Any) -> tuple[float, float]:
@@ -227,16 +227,16 @@ def _move_probabilities(game: TurnGame, moves: np.ndarray) -> np.ndarray:
     return chances
 
 
-def _solve_game(game: TurnGame, mine: Any, theirs: Any) -> tuple[float, float]:
+def _solve_game(game: TurnGame, own: Any, other: Any) -> tuple[float, float]:
     """Return the player's value at the start, moving first and moving second.
 
-    `mine` and `theirs` reduce action values [S, A], from the player's view, to state values for either side's moves.
+    `own` and `other` reduce action values [S, A], from the player's view, to state values for either side's moves.
     """
     live = game.legal > 0
     value, waiting = np.zeros(game.num_states), np.zeros(game.num_states)  # on the player's, on the opponent's turn
     while True:
-        moved = np.where(live, mine(game.reward + waiting[game.following]), 0.0)
-        replied = np.where(live, theirs(value[game.following] - game.reward), 0.0)
+        moved = np.where(live, own(game.reward + waiting[game.following]), 0.0)
+        replied = np.where(live, other(value[game.following] - game.reward), 0.0)
         if np.array_equal(moved, value) and np.array_equal(replied, waiting):
             return float(value[0]), float(waiting[0])
         value, waiting = moved, replied

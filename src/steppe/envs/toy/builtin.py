@@ -154,15 +154,15 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
             self.identity, self.episode = int(self.np_random.integers(2**24)), -1
         self.episode += 1
         self.elapsed = 0
-        return self._seen(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         self.elapsed += 1
         over = self.elapsed >= self.length_of(self.identity, self.episode)
         terminates = self.episode % 2 == 0
-        return self._seen(), float(self.elapsed), over and terminates, over and not terminates, {}
+        return self._observe(), float(self.elapsed), over and terminates, over and not terminates, {}
 
-    def _seen(self) -> np.ndarray:
+    def _observe(self) -> np.ndarray:
         return np.array([self.identity, self.episode, self.elapsed], np.float32)
 
 

@@ -39,18 +39,18 @@ class RecallEnv(gym.Env[np.ndarray, np.int64]):
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self.cue[0], self.elapsed[0] = self.np_random.integers(self.num_choices), 0
-        return self._seen(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         asked = bool(self.elapsed[0] > self.delay)
         right = asked and int(action) == self.cue[0]
         self.elapsed += 1
-        return self._seen(), float(right), asked, False, {}
+        return self._observe(), float(right), asked, False, {}
 
-    def _seen(self) -> np.ndarray:
-        seen = np.zeros((1, self.num_choices + 1), np.float32)
-        write_observations(self.cue, self.elapsed, self.delay, seen)
-        first: np.ndarray = seen[0]
+    def _observe(self) -> np.ndarray:
+        obs = np.zeros((1, self.num_choices + 1), np.float32)
+        write_observations(self.cue, self.elapsed, self.delay, obs)
+        first: np.ndarray = obs[0]
         return first
 
 
@@ -79,7 +79,7 @@ class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ConfigError("one stream of chance serves all episodes: seed it with one number, not a list")
         super().reset(seed=seed, options=options)
         self.cue[:], self.elapsed[:] = self._cues(), 0
-        return self._seen(), {}
+        return self._observe(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step every environment once."""
@@ -88,15 +88,15 @@ class RecallVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             raise ConfigError(f"{self.num_envs} environments need as many actions, not {chosen.shape}")
         rewards, terminated = np.empty(self.num_envs), np.empty(self.num_envs, np.bool_)
         step_episodes(chosen, self._cues(), self.cue, self.elapsed, self.delay, rewards, terminated)
-        return self._seen(), rewards, terminated, np.zeros(self.num_envs, np.bool_), {}
+        return self._observe(), rewards, terminated, np.zeros(self.num_envs, np.bool_), {}
 
     def _cues(self) -> np.ndarray:
         return self.np_random.integers(self.num_choices, size=self.num_envs)
 
-    def _seen(self) -> np.ndarray:
-        seen = np.zeros((self.num_envs, self.num_choices + 1), np.float32)
-        write_observations(self.cue, self.elapsed, self.delay, seen)
-        return seen
+    def _observe(self) -> np.ndarray:
+        obs = np.zeros((self.num_envs, self.num_choices + 1), np.float32)
+        write_observations(self.cue, self.elapsed, self.delay, obs)
+        return obs
 
 
 def _spaces(num_choices: int, delay: int) -> tuple[spaces.Box, spaces.Discrete]:
@@ -106,14 +106,14 @@ def _spaces(num_choices: int, delay: int) -> tuple[spaces.Box, spaces.Discrete]:
 
 
 @numba.njit(cache=True, nogil=True)
-def write_observations(cue: np.ndarray, elapsed: np.ndarray, delay: int, seen: np.ndarray) -> None:
-    """Write the observations into `seen`, which must be 0; they stay 0 after an episode's end."""
-    last = seen.shape[1] - 1
+def write_observations(cue: np.ndarray, elapsed: np.ndarray, delay: int, obs: np.ndarray) -> None:
+    """Write the observations into `obs`, which must be 0; they stay 0 after an episode's end."""
+    last = obs.shape[1] - 1
     for b in range(len(cue)):
         if elapsed[b] == 0:
-            seen[b, cue[b]] = 1.0
+            obs[b, cue[b]] = 1.0
         elif elapsed[b] == delay + 1:
-            seen[b, last] = 1.0
+            obs[b, last] = 1.0
 
 
 @numba.njit(cache=True, nogil=True)

@@ -18,7 +18,7 @@ AgentDict = dict[str, Any]
 _TASKS = ("agree", "divide")
 
 
-class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no types
+class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
     """Choose numbers as a team: all agents observe the same random number at each step, and each chooses one.
 
     Numbers are from 0 to num_agents − 1.
@@ -58,7 +58,7 @@ class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no ty
         if seed is not None:
             self._stream = np.random.default_rng(seed)
         self.agents, self._steps = list(self.possible_agents), 0
-        return self._seen(), {agent: {} for agent in self.agents}
+        return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions: AgentDict) -> tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]:
         """Apply the numbers that all agents chose."""
@@ -67,7 +67,7 @@ class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no ty
         playing, self._steps = self.agents, self._steps + 1
         over = self._steps >= self.length
         result: tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict] = (
-            self._seen(),
+            self._observe(),
             dict.fromkeys(playing, float(done)),
             dict.fromkeys(playing, over),
             dict.fromkeys(playing, False),
@@ -76,6 +76,6 @@ class TeamworkEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo brings no ty
         self.agents = [] if over else playing
         return result
 
-    def _seen(self) -> AgentDict:
+    def _observe(self) -> AgentDict:
         self._number = int(self._stream.integers(len(self.possible_agents)))
         return dict.fromkeys(self.agents, self._number)

@@ -73,7 +73,7 @@ class MultiAgentChecker(EnvCheckReport):
         if not self._known():
             return False
         if not self.env.agents:
-            self.report("`agents` is empty after reset(): an episode begins with somebody")
+            self.report("`agents` is empty after reset(): an episode begins with at least one agent")
             return False
         self._complete(result[0], list(self.env.agents), "observations of reset()")
         self._observations(result[0], "reset()")
@@ -111,15 +111,15 @@ class MultiAgentChecker(EnvCheckReport):
         if not isinstance(agents, list):
             self.report(f"`agents` must be a list, not {shorten(agents)}")
             return False
-        strangers = [agent for agent in agents if agent not in self.env.possible_agents]
-        if strangers:
+        unlisted = [agent for agent in agents if agent not in self.env.possible_agents]
+        if unlisted:
             self.report(
-                f"{strangers[0]!r} is in `agents` but not in `possible_agents`: list everyone who may ever come"
+                f"{unlisted[0]!r} is in `agents` but not in `possible_agents`: list every agent that may appear"
             )
-        twice = len(set(agents)) < len(agents)
-        if twice:
-            self.report(f"`agents` has somebody twice: {shorten(agents)}")
-        return not strangers and not twice
+        repeated = len(set(agents)) < len(agents)
+        if repeated:
+            self.report(f"`agents` contains an agent twice: {shorten(agents)}")
+        return not unlisted and not repeated
 
     def _complete(self, part: AgentDict, agents: list[Any], name: str) -> None:
         for agent in agents:

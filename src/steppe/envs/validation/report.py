@@ -68,7 +68,7 @@ def _reason(space: gym.Space[Any], raw: Any) -> str:
         return f"its dtype is {raw.dtype}, not {space.dtype}"
     if not np.isfinite(raw).all():
         return f"it has a NaN or an infinity: {shorten(raw)}"
-    return f"it lies beyond the bounds: {shorten(raw)}"
+    return f"it is outside the bounds: {shorten(raw)}"
 
 
 def shorten(value: Any) -> str:

@@ -38,7 +38,7 @@ class ObservationEncoder:
     def put_checked(self, target: np.ndarray, index: int, raw: Any) -> None:
         """Write like `put`, but raise ValueError for a wrong shape, which NumPy might silently broadcast."""
         if self.raw_shape is not None and np.shape(raw) != self.raw_shape:
-            raise ValueError(f"the observation has shape {np.shape(raw)}, its space says {self.raw_shape}")
+            raise ValueError(f"the observation has shape {np.shape(raw)}, its space has {self.raw_shape}")
         self.put(target, index, raw)
 
 
@@ -145,8 +145,8 @@ def _make_box_decoder(space: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
     whole = np.issubdtype(space.dtype, np.integer)
 
     def batch(actions: np.ndarray) -> np.ndarray:
-        wanted = np.rint(actions) if whole else actions.astype(space.dtype)
-        within: np.ndarray = np.minimum(np.maximum(wanted, space.low), space.high).astype(space.dtype, copy=False)
+        rounded = np.rint(actions) if whole else actions.astype(space.dtype)
+        within: np.ndarray = np.minimum(np.maximum(rounded, space.low), space.high).astype(space.dtype, copy=False)
         return within
 
     return batch

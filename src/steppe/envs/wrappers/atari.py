@@ -74,8 +74,8 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         self._see = self.ale.getScreenGrayscale if grayscale else self.ale.getScreenRGB
         self._frames = np.zeros(screen, np.uint8), np.zeros(screen, np.uint8)  # the last two screens
         self._downscale = AreaDownscaler(screen, (size or height, size or width))
-        seen = self._downscale(*self._frames).shape
-        self.observation_space = spaces.Box(0, 255, seen, np.uint8)
+        obs_shape = self._downscale(*self._frames).shape
+        self.observation_space = spaces.Box(0, 255, obs_shape, np.uint8)
         self.action_space = spaces.Discrete(len(self._actions))
         self._held = Action.NOOP
         self._lives = 0
@@ -94,11 +94,11 @@ class AtariGame(gym.Env[np.ndarray, np.int64]):
         return self._downscale(self._frames[1], self._frames[1]), self._info()
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
-        ale, wanted, last = self.ale, self._actions[action], self.rules.frameskip - 1
+        ale, new_action, last = self.ale, self._actions[action], self.rules.frameskip - 1
         reward, alone = 0, True
         for frame, sticks in enumerate(self._sample_sticky_frames()):
             if not sticks:
-                self._held = wanted
+                self._held = new_action
             reward += ale.act(self._held)
             if ale.game_over():
                 break
@@ -175,7 +175,7 @@ def _load_emulator(rules: AtariSettings) -> ALEInterface:
     ale.setFloat("repeat_action_probability", 0.0)
     ale.setInt("max_num_frames_per_episode", rules.max_num_frames_per_episode)
     rom = roms.get_rom_path(rules.game)
-    assert rom is not None, "the games that ale-py registers are those it brings"
+    assert rom is not None, "ale-py registers only the games it contains"
     ale.loadROM(rom)
     for name, value, choices, choose in (
         ("mode", rules.mode, ale.getAvailableModes(), ale.setMode),

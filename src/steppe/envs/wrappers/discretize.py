@@ -49,13 +49,13 @@ class DiscretizeWrapper(gym.ObservationWrapper[int, Any, Any]):
         """Return the index of the cell that contains an observation; WorldError if it is not finite."""
         fraction = (np.ravel(observation) - self.low) / (self.high - self.low)
         if not np.isfinite(fraction).all():
-            raise WorldError(f"the observation {observation} is not finite and lies in no bin")
+            raise WorldError(f"the observation {observation} is not finite and is in no bin")
         cell = np.clip((fraction * self.bins).astype(np.int64), 0, self.bins - 1)
         return int(np.ravel_multi_index(tuple(cell), tuple(self.bins)))
 
 
 def _bound(own: np.ndarray, given: Sequence[float] | None) -> np.ndarray:
-    """Return the given or the space's own bounds; huge ones, Gymnasium's way to say unbounded, become infinite."""
+    """Return the given or the space's own bounds; huge ones, which mean unbounded in Gymnasium, become infinite."""
     if given is not None:
         return np.asarray(given, np.float64)
     bound = own.ravel().astype(np.float64)

@@ -82,14 +82,14 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
-        seen, info = self.env.reset(**kwargs)
-        return self._flatten_observation(seen), info
+        observation, info = self.env.reset(**kwargs)
+        return self._flatten_observation(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step with a flattened action."""
         chosen = self._unflatten_action(action) if self._joins_actions else action
-        seen, reward, terminated, truncated, info = self.env.step(chosen)
-        return self._flatten_observation(seen), reward, terminated, truncated, info
+        observation, reward, terminated, truncated, info = self.env.step(chosen)
+        return self._flatten_observation(observation), reward, terminated, truncated, info
 
     def render(self, *args: Any, **kwargs: Any) -> Any:
         """Render the environment."""
@@ -116,13 +116,13 @@ class FlattenMultiDiscreteWrapper(gym.Env[Any, Any]):
             np.array(choices, space.dtype).reshape(space.shape) if isinstance(space, spaces.MultiDiscrete) else choices
         )
 
-    def _flatten_observation(self, seen: Any) -> Any:
+    def _flatten_observation(self, observation: Any) -> Any:
         if not self._joins_seen or self._seen is None:
-            return seen
+            return observation
         flat = 0
-        for choice, size, start in zip(np.ravel(seen).tolist(), *self._seen, strict=True):
+        for choice, size, start in zip(np.ravel(observation).tolist(), *self._seen, strict=True):
             if not 0 <= choice - start < size:
-                raise WorldError(f"the observation {seen} is not in {self.env.observation_space}")
+                raise WorldError(f"the observation {observation} is not in {self.env.observation_space}")
             flat = flat * size + int(choice - start)
         return flat
 

@@ -25,10 +25,10 @@ class FrameStack:
 
     def put(self, target: np.ndarray, index: int, raw: Any) -> None:
         """Add the next observation of one environment and write its row."""
-        mine = self.memory[index]
-        mine[: -self._unit] = mine[self._unit :]
+        stack = self.memory[index]
+        stack[: -self._unit] = stack[self._unit :]
         self._rule.put(self._newest, index, raw)
-        target[index] = mine
+        target[index] = stack
 
     def restart(self, target: np.ndarray, index: int, raw: Any) -> None:
         """Fill the stack with the first observation of an episode and write its row."""

@@ -20,8 +20,8 @@ class EpisodeStatistics:
         # With several agents: which took part in the episode; written by the segment environment.
         self.played = np.zeros(num_envs * num_agents, np.bool_) if num_agents > 1 else None
         # (return, length) of the finished episodes not taken yet; with several agents followed by each agent's return
-        self._room = np.zeros((64, 2 + num_agents * (num_agents > 1)), np.float64)
-        self.finished = self._room[:0]
+        self._buffer = np.zeros((64, 2 + num_agents * (num_agents > 1)), np.float64)
+        self.finished = self._buffer[:0]
         self._scale = scale
         self._clip = clip
 
@@ -49,10 +49,10 @@ class EpisodeStatistics:
     def end(self, indices: np.ndarray | list[int]) -> None:
         """Finish the episodes of these environments, in this order."""
         before, after = len(self.finished), len(self.finished) + len(indices)
-        if after > len(self._room):
-            more = np.zeros((max(after, len(self._room)), self._room.shape[1]))
-            self._room = np.concatenate([self._room, more])
-        self.finished = self._room[:after]
+        if after > len(self._buffer):
+            more = np.zeros((max(after, len(self._buffer)), self._buffer.shape[1]))
+            self._buffer = np.concatenate([self._buffer, more])
+        self.finished = self._buffer[:after]
         returns = self.returns.reshape(-1, self.num_agents)
         self.finished[before:, 0] = returns[indices].sum(axis=1)
         self.finished[before:, 1] = self.lengths[indices]
@@ -72,7 +72,7 @@ class EpisodeStatistics:
     def take(self) -> list[tuple[float, int]]:
         """Return (return, length) of the episodes that ended since the last call."""
         taken = [(total, int(length)) for total, length in self.finished[:, :2].tolist()]
-        self.finished = self._room[:0]
+        self.finished = self._buffer[:0]
         return taken
 
     def shares(self) -> np.ndarray:
@@ -81,6 +81,6 @@ class EpisodeStatistics:
 
     def refill(self, finished: np.ndarray) -> None:
         """Restore finished episodes that were not taken yet."""
-        width = self._room.shape[1]
-        self._room = np.concatenate([np.asarray(finished, np.float64).reshape(-1, width), np.zeros((64, width))])
-        self.finished = self._room[: len(finished)]
+        width = self._buffer.shape[1]
+        self._buffer = np.concatenate([np.asarray(finished, np.float64).reshape(-1, width), np.zeros((64, width))])
+        self.finished = self._buffer[: len(finished)]

@@ -188,7 +188,7 @@ def _arrays(path: Path, data: bytes, size: int, *, prioritized: bool) -> dict[st
         raise DamagedFile(f"{path} is not a safetensors file: {error}") from None
     for name, rows in arrays.items():
         if rows.ndim == 0 or len(rows) != size:
-            raise DamagedFile(f"{path}: column {name!r} has not {size} rows, as {POOL} says")
+            raise DamagedFile(f"{path}: column {name!r} does not have the {size} rows in {POOL}")
     if (LEAVES in arrays) != prioritized or len(arrays) < 1 + prioritized:
         raise DamagedFile(f"{path} lacks columns that {POOL} promises")
     if prioritized:

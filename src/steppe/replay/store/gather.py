@@ -70,7 +70,7 @@ class BatchGatherer:
         """Return the rows at `slots`, in `batch_buffer` if given."""
         layout, block = self.allocate(len(slots), batch_buffer)
         if not gather(layout.plan, self._num_rows, slots, block):
-            raise IndexError(f"slots lie in [0, {self._num_rows})")
+            raise IndexError(f"slots must be in [0, {self._num_rows})")
         return self.finished(slots, layout, block, batch_buffer)
 
     def allocate(self, count: int, batch_buffer: BatchBuffer | None) -> tuple[BatchLayout, np.ndarray]:

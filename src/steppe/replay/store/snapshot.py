@@ -119,7 +119,7 @@ class SavedStore:
             and (self.lap < MAX_ROWS_WRITTEN // capacity).all()
         )
         if max(numbers) >= MAX_ROWS_WRITTEN or not laps or not 0 < self.max_priority < np.inf:
-            raise DamagedFile(f"{self._location()} is damaged: it does not say how many rows were ever written")
+            raise DamagedFile(f"{self._location()} is damaged: the number of rows ever written is missing")
         if self.frames is not None:
             self._require_frames(self.frames)
 

@@ -50,7 +50,7 @@ class ReplayStore:
         self, capacity: int, num_parts: int = 1, *, alpha: float | None = None, disk: Path | None = None
     ) -> None:
         if capacity < 1 or num_parts < 1:
-            raise UsageError(f"a buffer needs room for at least one experience, not {capacity} × {num_parts}")
+            raise UsageError(f"a buffer needs a capacity of at least one experience, not {capacity} × {num_parts}")
         self.capacity, self.num_parts, self.alpha, self.disk = capacity, num_parts, alpha, disk
         self.shift = (num_parts - 1).bit_length()  # an index is row number << shift | part
         self.lock = threading.RLock()
@@ -471,7 +471,7 @@ def _require_enough(count: int, size: int) -> None:
     if not isinstance(count, int) or count < 1:
         raise UsageError(f"batch_size must be a whole number, at least 1, not {count!r}")
     if size < count:
-        raise UsageError(f"cannot draw {count} experiences from {size}: add more first, or ask for fewer")
+        raise UsageError(f"cannot sample {count} experiences from {size}: add more first, or ask for fewer")
 
 
 def _field(name: str, rows: np.ndarray, frames: Any) -> FieldSpec:

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.browser import FLAGS, PATIENCE_MS, ROOT, chromium, opened
-from tests.support.service import SHORT, Served, bring_down, in_state, make
+from tests.support.service import SHORT, Served, in_state, make, stop_service_and_runs
 
 
 @pytest.fixture(scope="module")  # while it is open, no test can run an event loop in this thread
@@ -35,7 +35,7 @@ def page_service(third_party_files: None, tmp_path_factory: pytest.TempPathFacto
     service = Served(tmp_path_factory.mktemp("page-service"))
     service.start()
     yield service
-    bring_down(service)
+    stop_service_and_runs(service)
 
 
 @pytest.fixture(autouse=True)

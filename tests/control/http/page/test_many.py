@@ -15,7 +15,7 @@ from steppe.core.contracts.reports import TrainingReport
 from steppe.core.contracts.transport import TRAINING
 from steppe.records.run_directory import RunDirectory
 from tests.support.browser import opened
-from tests.support.service import Served, bring_down
+from tests.support.service import Served, stop_service_and_runs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RUNS, REPORTS, CURVES = 50, 2_000, 50
@@ -43,7 +43,7 @@ def many_runs_service(third_party_files: None, tmp_path_factory: pytest.TempPath
         shutil.copytree(first.path, root / name(number))
     service.start()
     yield service
-    bring_down(service)
+    stop_service_and_runs(service)
 
 
 def name(number: int) -> str:

@@ -75,8 +75,8 @@ class RecurrentCell(nn.Module):
         parts, kept = list(torch.split(state, self.size, dim=1)), []
         for t in range(len(x)):
             for index, part in enumerate(parts):
-                known = torch.where(clear[t, :, None], torch.zeros_like(part), part)
-                parts[index] = torch.where(stop[t, :, None], known.detach(), known)
+                reset_part = torch.where(clear[t, :, None], torch.zeros_like(part), part)
+                parts[index] = torch.where(stop[t, :, None], reset_part.detach(), reset_part)
             parts = self._step(x[t], parts)
             kept.append(torch.stack(parts))
         after = torch.stack(kept, dim=1)
@@ -127,37 +127,52 @@ class _RNNWorkspace:
         self.last: tuple[_SequenceBuffers, np.ndarray] | None = None
 
     def forward(self, x: np.ndarray, state: np.ndarray, clear: np.ndarray) -> UnrollResult:
-        room = self.buffers.get(clear.shape) or self._room(*clear.shape)
+        buffers = self.buffers.get(clear.shape) or self._allocate_buffers(*clear.shape)
         steps, rows = clear.shape
         gated = x.reshape(steps, rows, self.kind.num_gates, self.size)
-        self.kind.forward(gated, self.weight, state, clear, room.ins, room.outs, room.gates, room.kept, room.product)
-        kernels.head_forward(room.hidden, self.head_weight, self.head_bias, room.outputs)
-        self.last = room, clear
-        return UnrollResult(room.outputs.reshape(steps, rows, self.num_out), room.outs)
+        self.kind.forward(
+            gated, self.weight, state, clear, buffers.ins, buffers.outs, buffers.gates, buffers.kept, buffers.product
+        )
+        kernels.head_forward(buffers.hidden, self.head_weight, self.head_bias, buffers.outputs)
+        self.last = buffers, clear
+        return UnrollResult(buffers.outputs.reshape(steps, rows, self.num_out), buffers.outs)
 
     def backward(self, d_outputs: np.ndarray, stop: np.ndarray) -> np.ndarray:
         assert self.last is not None, "unroll comes before backward"
-        room, clear = self.last
+        buffers, clear = self.last
         steps, rows = clear.shape
-        back = room.back or room.allocate_backward()
+        d_buffers = buffers.back or buffers.allocate_backward()
         flat = np.ascontiguousarray(d_outputs, np.float32).reshape(steps * rows, self.num_out)
         kernels.head_backward(
-            room.hidden, self.head_weight, flat, self.d_head_weight, self.d_head_bias, back.d_out.reshape(-1, self.size)
+            buffers.hidden,
+            self.head_weight,
+            flat,
+            self.d_head_weight,
+            self.d_head_bias,
+            d_buffers.d_out.reshape(-1, self.size),
         )
-        turned = np.ascontiguousarray(self.weight.T)
+        transposed = np.ascontiguousarray(self.weight.T)
         self.kind.backward(
-            back.d_out, turned, clear | stop, room.ins, room.gates, room.kept, back.d_x, back.d_product, back.carried
+            d_buffers.d_out,
+            transposed,
+            clear | stop,
+            buffers.ins,
+            buffers.gates,
+            buffers.kept,
+            d_buffers.d_x,
+            d_buffers.d_product,
+            d_buffers.carried,
         )
         width = self.kind.num_gates * self.size
-        h_in = room.ins[0].reshape(steps * rows, self.size)
-        kernels.state_weight_gradient(h_in, back.d_product.reshape(-1, width), self.d_weight)
-        return back.d_x.reshape(-1, width)
+        h_in = buffers.ins[0].reshape(steps * rows, self.size)
+        kernels.state_weight_gradient(h_in, d_buffers.d_product.reshape(-1, width), self.d_weight)
+        return d_buffers.d_x.reshape(-1, width)
 
-    def _room(self, steps: int, rows: int) -> _SequenceBuffers:
+    def _allocate_buffers(self, steps: int, rows: int) -> _SequenceBuffers:
         if len(self.buffers) >= MAX_CACHED_SHAPES:
             del self.buffers[next(iter(self.buffers))]
-        self.buffers[steps, rows] = room = _SequenceBuffers(self.kind, self.size, self.num_out, steps, rows)
-        return room
+        self.buffers[steps, rows] = buffers = _SequenceBuffers(self.kind, self.size, self.num_out, steps, rows)
+        return buffers
 
 
 class _SequenceBuffers:
