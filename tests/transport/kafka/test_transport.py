@@ -622,7 +622,7 @@ def test_invalid_messages_do_not_replace_weights(kafka, tmp_path):
     partition_reader.close()
 
 
-def test_clock_drift_is_reported(kafka):
+def test_changed_topic_settings_are_reported(kafka):
     connection = connected(kafka)
     admin, kind = connection.admin(), import_kafka().admin
     other = kind.ConfigEntry("retention.ms", "1000", incremental_operation=kind.AlterConfigOpType.SET)
