@@ -1,4 +1,6 @@
-"""Workers that push gradients, killed with -9: rounds go on to the same weights, free workers go on without; all is counted."""
+"""Workers that push gradients, killed with -9: rounds lead to the same weights, free workers continue without; all
+pushes are counted.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def ledger_of(path):
 
 
 @pytest.mark.slow
-def test_a_round_goes_on_with_the_worker_that_comes_in_place_of_a_killed_one(tmp_path):
+def test_a_round_continues_with_the_replacement_of_a_killed_worker(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))
     reaper = Reaper(["worker-0", "worker-1", "worker-0"], 0)
@@ -48,7 +50,7 @@ def test_a_round_goes_on_with_the_worker_that_comes_in_place_of_a_killed_one(tmp
 
 
 @pytest.mark.slow
-def test_free_workers_go_on_without_one_that_is_killed_too_often(tmp_path):
+def test_free_workers_continue_without_a_repeatedly_killed_one(tmp_path):
     reaper = Reaper(["worker-0", "worker-0"], 1)
     with pace(PACED_S):
         result = train(settings(tmp_path / "run", "a3c", 2000, **{"flow.max_restarts": 1}), [reaper])
@@ -63,7 +65,7 @@ def test_free_workers_go_on_without_one_that_is_killed_too_often(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_learner_is_resumed_with_its_accounts(tmp_path):
+def test_a_killed_learner_is_resumed_with_its_counts(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1200, runtime="inline"))
     reaper = Reaper(["learner"], 2)
@@ -76,7 +78,7 @@ def test_a_killed_learner_is_resumed_with_its_accounts(tmp_path):
 
 
 @pytest.mark.slow
-def test_in_rounds_a_worker_that_cannot_be_mended_ends_the_run_and_a_resume_goes_on(tmp_path):
+def test_in_rounds_a_repeatedly_killed_worker_ends_the_run_which_can_be_resumed(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))
     with pace(PACED_S):

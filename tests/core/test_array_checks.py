@@ -69,7 +69,7 @@ def test_bounds_repeat_over_components_and_agents() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [5, 20_000])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_what_is_not_finite_is_refused(bad: float, size: int, dtype: type) -> None:
+def test_non_finite_values_are_refused(bad: float, size: int, dtype: type) -> None:
     column = np.full(size, np.finfo(dtype).max)  # whose sum and squares overflow
     require_finite(column, "reward")
     column[3] = bad
