@@ -9,7 +9,7 @@ import pytest
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.training.resume import resume
-from tests.chaos.test_kills import Reaper
+from tests.chaos.test_kills import RoleKiller
 from tests.support.chaos import events, pace, require_single_records, train
 
 pytestmark = pytest.mark.integration
@@ -35,7 +35,7 @@ def ledger_of(path):
 def test_a_round_continues_with_the_replacement_of_a_killed_worker(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))
-    reaper = Reaper(["worker-0", "worker-1", "worker-0"], 0)
+    reaper = RoleKiller(["worker-0", "worker-1", "worker-0"], 0)
     with pace(PACED_S):
         result = train(settings(tmp_path / "killed", "a2c", 1600), [reaper])
     assert len(reaper.killed) == 3
@@ -51,7 +51,7 @@ def test_a_round_continues_with_the_replacement_of_a_killed_worker(tmp_path):
 
 @pytest.mark.slow
 def test_free_workers_continue_without_a_repeatedly_killed_one(tmp_path):
-    reaper = Reaper(["worker-0", "worker-0"], 1)
+    reaper = RoleKiller(["worker-0", "worker-0"], 1)
     with pace(PACED_S):
         result = train(settings(tmp_path / "run", "a3c", 2000, **{"flow.max_restarts": 1}), [reaper])
     assert reaper.killed == ["worker-0", "worker-0"]
@@ -68,7 +68,7 @@ def test_free_workers_continue_without_a_repeatedly_killed_one(tmp_path):
 def test_a_killed_learner_is_resumed_with_its_counts(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1200, runtime="inline"))
-    reaper = Reaper(["learner"], 2)
+    reaper = RoleKiller(["learner"], 2)
     with pace(PACED_S):
         result = train(settings(tmp_path / "killed", "a2c", 1200, restarts=1), [reaper])
     assert reaper.killed == ["learner"]
@@ -82,7 +82,9 @@ def test_in_rounds_a_repeatedly_killed_worker_ends_the_run_which_can_be_resumed(
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))
     with pace(PACED_S):
-        failed = train(settings(tmp_path / "run", "a2c", 1600, **{"flow.max_restarts": 0}), [Reaper(["worker-1"], 3)])
+        failed = train(
+            settings(tmp_path / "run", "a2c", 1600, **{"flow.max_restarts": 0}), [RoleKiller(["worker-1"], 3)]
+        )
     assert (failed.state, failed.summary["reason"]) == ("FAILED", "role_died")
     with pace(0.0):
         again = resume(tmp_path / "run")
