@@ -1,4 +1,4 @@
-"""Tabular learning: batches, TicTacToe, the play that comes of it, overhead in plain environments, start-up.
+"""Tabular learning: batches, TicTacToe, playing strength, overhead in plain environments, start-up.
 
 Beside dist_classicrl, whose names `steppe.classic` has, and beside bare compiled loops written for one task each, which are
 the limit.

@@ -1,4 +1,4 @@
-"""Takes the screenshots of the page in docs/img, with a real service, real runs and Chromium. Run by `make pictures`."""
+"""Take the screenshots of the page for docs/img, with a real service, real runs and Chromium. Run by `make pictures`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.browser import FLAGS, PATIENCE_MS, chromium  # noqa: E402 (found by the line above)
+from tests.support.browser import FLAGS, PATIENCE_MS, chromium  # noqa: E402 (the line above makes it importable)
 from tests.support.service import Served, bring_down, finished, in_state, learning, make, until  # noqa: E402
 
 IMAGES = ROOT / "docs" / "img"
@@ -44,7 +44,7 @@ def main() -> None:
             _make_runs(service)
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
-                _draw(service, browser)
+                _take_screenshots(service, browser)
                 browser.close()
         finally:
             bring_down(service)
@@ -59,44 +59,44 @@ def _make_runs(service: Served) -> None:
         run = make(api, SHOWN)
         learning(api, run)
         path = f"/api/v1/runs/{run}"
-        until(lambda: _steps(api, path) > 130_000, "half of the picture")
+        until(lambda: _steps(api, path) > 130_000, "the first half of the curves")
         change: dict[str, Any] = {"values": {"learning_rate": 1e-4, "clip": 0.1}}
         finished(api, api.patch(f"{path}/hyperparameters", json=change))
-        until(lambda: _steps(api, path) > 260_000 and _judged(api, path) > 3, "the other half")
+        until(lambda: _steps(api, path) > 260_000 and _evaluations(api, path) > 3, "the second half of the curves")
         run = make(api, REPLAYED)
         learning(api, run)
-        until(lambda: _drawn(api, f"/api/v1/runs/{run}") > 20, "a curve of draws")
+        until(lambda: _sample_points(api, f"/api/v1/runs/{run}") > 20, "points of the samples-per-insert curve")
 
 
 def _steps(api: Any, path: str) -> int:
     return int(api.get(path).json()["progress"]["env_steps"])
 
 
-def _judged(api: Any, path: str) -> int:
+def _evaluations(api: Any, path: str) -> int:
     return len(api.get(f"{path}/evaluations").json()["evaluations"])
 
 
-def _drawn(api: Any, path: str) -> int:
-    """Number of points of the samples-per-insert curve."""
+def _sample_points(api: Any, path: str) -> int:
+    """Return the number of points of the samples-per-insert curve."""
     found = api.get(f"{path}/metrics", params={"series": "memory/samples_per_insert"}).json()["series"]
     return len(found[0]["points"])
 
 
-def _draw(service: Served, browser: Browser) -> None:
+def _take_screenshots(service: Served, browser: Browser) -> None:
     first = browser.new_context()
     first.new_page().goto(service.link)
     state = first.storage_state()
     for scheme in ("light", "dark"):
         desk = browser.new_context(storage_state=state, color_scheme=scheme, viewport=DESK)
         page = desk.new_page()
-        _keep(_run(page, service), f"page-run-{scheme}")
-        _keep(_list(page, service), f"page-list-{scheme}")
+        _save(_run(page, service), f"page-run-{scheme}")
+        _save(_list(page, service), f"page-list-{scheme}")
         if scheme == "light":
-            _keep(_replay(page, service), "page-replay-light")
+            _save(_replay(page, service), "page-replay-light")
         desk.close()
         phone = browser.new_context(storage_state=state, color_scheme=scheme, viewport=PHONE, has_touch=True)
         page = phone.new_page()
-        _keep(_list(page, service) if scheme == "light" else _run(page, service), f"page-phone-{scheme}")
+        _save(_list(page, service) if scheme == "light" else _run(page, service), f"page-phone-{scheme}")
         phone.close()
 
 
@@ -123,8 +123,8 @@ def _list(page: Page, service: Served) -> Page:
     return page
 
 
-def _keep(page: Page, name: str) -> None:
-    """Reduce to a palette, which makes the files small."""
+def _save(page: Page, name: str) -> None:
+    """Save a screenshot with a palette of 128 colours, which makes the file small."""
     image = Image.open(BytesIO(page.screenshot())).convert("RGB").quantize(128, dither=Image.Dither.NONE)
     image.save(IMAGES / f"{name}.png", optimize=True)
 

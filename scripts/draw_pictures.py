@@ -1,4 +1,4 @@
-"""Draws the pictures in docs/img from real runs: timelines, the live view, a flame graph, a video. Run by `make pictures`."""
+"""Draw the pictures in docs/img from real runs: timelines, the live view, a flame graph, a video. Run by `make pictures`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def timeline(mode: str, root: Path) -> None:
 
 
 def window(spans: list[Span]) -> list[Span]:
-    """The spans around the second evaluation, when everything has warmed up."""
+    """Return the spans around the second evaluation, after the warm-up."""
     evaluations = [span for span in spans if span.phase == "evaluate"]
     start = evaluations[min(1, len(evaluations) - 1)].start_s - WINDOW_S / 4
     return [span for span in spans if span.start_s >= start and span.start_s < start + WINDOW_S]

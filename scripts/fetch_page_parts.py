@@ -1,7 +1,7 @@
-"""Fetch what the page in the browser is made of besides our own files: pinned packages from the npm registry that this
-machine is set up for, checked against their sha512, of which only the wanted files are kept. `--tests` adds what tests need.
+"""Fetch the third-party files of the page: pinned npm packages from the configured registry, verified by their sha512. Only
+the needed files are kept. `--tests` adds the packages of the tests.
 
-Nothing of it is committed; wheels are built after this has run, so that they carry the parts.
+The files are not committed; wheels are built after this script and include them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TESTS = ROOT / "tests" / "control" / "http" / "page" / "vendor"
 
 @dataclass(frozen=True)
 class Part:
-    """One package and its files: name inside the package → name here."""
+    """One package and its files: name in the package → name in the folder."""
 
     package: str
     version: str
@@ -80,12 +80,12 @@ def fetch(part: Part) -> None:
         for inner, name in part.files.items():
             member = archive.extractfile(f"package/{inner}")
             assert member is not None, f"{part.package} has no {inner}"
-            _place(part.folder / name, member.read())
-    _place(stamp, wanted.encode())
+            _write(part.folder / name, member.read())
+    _write(stamp, wanted.encode())
 
 
-def _place(path: Path, content: bytes) -> None:
-    """Write atomically: two processes may do this at the same time."""
+def _write(path: Path, content: bytes) -> None:
+    """Write atomically, since two processes can do this at the same time."""
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

@@ -1,9 +1,9 @@
-"""Measures branch coverage of `make test-all` and writes the table of docs/testing.md: `make coverage`.
+"""Measure branch coverage of `make test-all` and write the table of docs/testing.md: `make coverage`.
 
-Every process counts: roles of every runtime save what they ran before they exit (killed ones don't), Ray's processes while
+Every process counts: roles of every runtime save their data before they exit (killed ones do not), Ray's processes while
 they run (ray_coverage/sitecustomize.py). Compiled kernels are invisible to a tracer, so a second pass runs the unit tests
-with compilation off, and both are combined. With tests given, e.g. `tests/replay`, only these run; the table is printed and
-the page is left as it is.
+without compilation, and both are combined. With tests as arguments, e.g. `tests/replay`, only these run; the table is
+printed and the page is not changed.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Count:
 
     @property
     def percent(self) -> float:
-        """Share of lines that ran."""
+        """Return the share of lines that ran."""
         return 100 * self.covered / self.lines if self.lines else 100.0
 
     def row(self, name: str) -> str:
-        """A row of the table."""
+        """Return a row of the table."""
         branch = 100 * self.taken / self.branches if self.branches else 100.0
         return f"| {name} | {self.lines:,} | {self.percent:.1f} % | {branch:.1f} % |"
 
@@ -70,7 +70,7 @@ def main() -> int:
     """Run the passes, combine them and write the table; the exit code is 0 if every test passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passes", nargs="*", choices=PASSES, default=list(PASSES))
-    parser.add_argument("--keep", action="store_true", help="add to what was measured before")
+    parser.add_argument("--keep", action="store_true", help="add to the previous measurements")
     parser.add_argument("--workers", type=int, default=4, help="of pytest (0: one process)")
     parser.add_argument("tests", nargs="*", help="only these, e.g. tests/replay (default: all, and write the page)")
     options = parser.parse_args()
@@ -90,22 +90,22 @@ def main() -> int:
 
 
 def run_pass(name: str, more: list[str]) -> int:
-    """Run pytest under coverage with a pass's environment."""
+    """Run pytest under coverage with the environment of a pass."""
     environ, words = PASSES[name]
     path = os.pathsep.join(filter(None, [str(RAY_HOOK), os.environ.get("PYTHONPATH")]))
     return coverage("run", "-m", "pytest", "-o", "timeout=1800", *words, *more, check=False, PYTHONPATH=path, **environ)
 
 
 def coverage(*words: str, check: bool = True, **environ: str) -> int:
-    """Run the coverage command on our data."""
-    place = {"COVERAGE_FILE": str(DATA / ".coverage"), **environ}
+    """Run a coverage command on the data of this script."""
+    variables = {"COVERAGE_FILE": str(DATA / ".coverage"), **environ}
     return subprocess.run(
-        [sys.executable, "-m", "coverage", *words], cwd=ROOT, env={**os.environ, **place}, check=check
+        [sys.executable, "-m", "coverage", *words], cwd=ROOT, env={**os.environ, **variables}, check=check
     ).returncode
 
 
 def table(files: dict[str, dict[str, dict[str, int]]]) -> str:
-    """Lines and branches by package, and the modules below the threshold, as the page has them."""
+    """Return the text of the page: lines and branches by package, and the modules below the threshold."""
     packages: dict[str, Count] = defaultdict(Count)
     low, total = [], Count()
     for path, found in sorted(files.items()):

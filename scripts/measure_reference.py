@@ -4,8 +4,8 @@
     scripts/measure_reference.py CartPole-v1 ppo --steps 50_000 --seeds 1,2,3 -s learning_rate=1e-3
     scripts/measure_reference.py --list
 
-An interrupted measurement continues when the same command is given again: finished seeds are JSON files of their own in the
-working directory, unfinished ones continue from their newest checkpoint.
+An interrupted measurement continues when the same command is given again: the results of finished seeds are separate JSON files in
+the working directory, unfinished ones continue from their newest checkpoint.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return seeds 0 to N - 1 for a number N, or the seeds that are listed."""
+    """Return seeds 0 to N - 1 for a number N, or the listed seeds."""
     if "," in text:
         return [int(word) for word in text.split(",") if word]
     return list(range(int(text)))
 
 
 def choose_experiment(arguments: argparse.Namespace) -> ReferenceExperiment:
-    """Return the row of the table with the changes that were asked for, or a new experiment."""
+    """Return the row of the table with the requested changes, or a new experiment."""
     table = read_experiments(REFERENCES / "experiments.toml")
     if arguments.name in table and arguments.env is None:
         chosen = table[arguments.name]

@@ -1,9 +1,9 @@
-"""Mutation testing of the modules whose mistakes would be silent: `make mutate`.
+"""Mutation testing of modules in which a mistake would raise no error: `make mutate`.
 
 Each mutant is a module with one operator, number or keyword changed by an operator of cosmic-ray. It is tested in a fork
-of a process that has imported everything which does not depend on that module, with numba's compilation switched off, so
-that kernels are tested as Python. An import hook gives the fork the mutated source: no file is changed. Processes that a
-test starts anew import the module unchanged. Time limits are in CPU seconds, so that a busy machine changes nothing.
+of a process that has imported everything that does not depend on that module. numba's compilation is off, so that kernels
+are tested as Python. An import hook gives the fork the mutated source: no file is changed. New processes that a test
+starts import the unchanged module. Time limits are in CPU seconds, so that a busy machine changes nothing.
 
 `tests/mutation.toml` names the modules, their tests, and the survivors that no test can kill, with the reason.
 """
@@ -45,18 +45,18 @@ from typing import Any, TypeGuard
 ROOT = Path(__file__).parents[1]
 Position = tuple[int, int]  # line and column in a source
 LEAST_CPU_S = 5.0
-PATIENCE = 5.0  # a mutant may take this many times as much CPU time as the unchanged module
+PATIENCE = 5.0  # limit of a mutant's CPU time, as a multiple of the unchanged module's
 LONGEST_WAIT_S = 300.0  # for a mutant that neither ends nor computes
-MEMORY_BYTES = 24 << 30  # of address space; a mutant that asks for more is killed by the MemoryError
+MEMORY_BYTES = 24 << 30  # of address space; a mutant that needs more gets a MemoryError, which kills it
 MOST_SURVIVORS = 0.1
-COMPILERS = {"compiled", "njit", "jit", "vectorize"}  # decorators that change nothing while compilation is off
-HINTS = {"prefetch"}  # calls that only tell the processor's cache what comes next
+COMPILERS = {"compiled", "njit", "jit", "vectorize"}  # decorators without effect while compilation is off
+HINTS = {"prefetch"}  # calls that only prefetch into the cache
 SAME_BUT_FOR_IDENTITY = ("_Eq_Is", "_NotEq_IsNot")  # small integers and interned strings are identical when equal
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A module's source with one change, which is on `line_number`: `before` became `after`."""
+    """A module's source with one change on `line_number`: `before` became `after`."""
 
     module: str
     operator: str
@@ -78,8 +78,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended: "killed", "timeout" (killed too) or "survived". `log` is what pytest printed, `imported` the
-    modules that were imported at the end, in their order, if the trial was of the unchanged module."""
+    """Result of a trial: "killed", "timeout" (also killed) or "survived". `log` is the output of pytest; `imported` lists the
+    modules imported at the end, in order, if the module was unchanged."""
 
     trial: Trial
     verdict: str
@@ -100,16 +100,16 @@ class Summary:
 
     @property
     def too_many(self) -> bool:
-        """Whether more than a tenth survive without an explanation."""
+        """Return whether more than a tenth survive without an explanation."""
         return len(self.survivors) > MOST_SURVIVORS * len(self.outcomes)
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of all trials."""
+        """Return the CPU time of all trials."""
         return sum(outcome.cpu_s for outcome in self.outcomes)
 
     def count(self, verdict: str) -> int:
-        """How many mutants ended this way."""
+        """Return how many mutants have this verdict."""
         return sum(outcome.verdict == verdict for outcome in self.outcomes)
 
 
@@ -117,10 +117,10 @@ class Summary:
 
 
 def draw(module: str, source: str, count: int, seed: int) -> list[Mutant]:
-    """Up to `count` mutants: positions in the code in random order, one random change at each, then a second at each, …
+    """Return up to `count` mutants: one random change at each position of the code in random order, then a second at each, …
 
     The order depends on the shape of each statement, not on names, texts or line numbers: renamed or moved code has the
-    same mutants, and a new statement leaves those of the others as they were.
+    same mutants, and a new statement does not change those of the others.
     """
     positions = _changes(source)
     keys = _position_keys(source, positions)
@@ -144,7 +144,7 @@ def _digest(*parts: object) -> bytes:
 
 
 def _position_keys(source: str, positions: Iterable[Position]) -> dict[Position, str]:
-    """What identifies each position: its statement's shape, how many like it came before, and its index in the statement."""
+    """Return a key of each position: its statement's shape, the number of equal ones before it, its index in the statement."""
     statements = sorted((_begin(node), _shape(node)) for node in ast.walk(ast.parse(source)) if _is_statement(node))
     starts = [begin for begin, _ in statements]
     same_shape, indices = Counter[str](), Counter[int]()
@@ -165,13 +165,13 @@ def _is_statement(node: ast.AST) -> TypeGuard[ast.stmt | ast.ExceptHandler]:
 
 
 def _begin(node: ast.stmt | ast.ExceptHandler) -> Position:
-    """Line and column at which a statement begins; decorators belong to it."""
+    """Return line and column at which a statement begins, including its decorators."""
     first = min([node, *getattr(node, "decorator_list", [])], key=lambda part: part.lineno)
     return first.lineno, max(0, first.col_offset - (first is not node))
 
 
 def _shape(node: object) -> str:
-    """A statement's syntax without names, texts, annotations and the statements in its blocks."""
+    """Return a statement's syntax without names, texts, annotations and the statements in its blocks."""
     if isinstance(node, list):
         return "[" + ",".join(_shape(part) for part in node if not _is_statement(part)) + "]"
     if not isinstance(node, ast.AST):
@@ -182,7 +182,7 @@ def _shape(node: object) -> str:
 
 
 def _changes(source: str) -> dict[Position, list[tuple[str, int]]]:
-    """The (operator, occurrence) pairs at each (line, column), without those in places that nothing executes."""
+    """Return the (operator, occurrence) pairs at each (line, column), without code that is never executed."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.operators.provider import OperatorProvider
 
@@ -203,7 +203,7 @@ def _changes(source: str) -> dict[Position, list[tuple[str, int]]]:
 
 
 def _idle_ranges(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
-    """Where annotations, blocks for the type checker, options of the compiler and cache hints begin and end."""
+    """Return start and end of annotations, blocks for the type checker, compiler options and cache hints."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from (_range(part) for part in [node.returns, *filter(_compiles, node.decorator_list)] if part)
@@ -218,7 +218,7 @@ def _idle_ranges(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
 def _range(node: ast.expr | ast.stmt) -> tuple[Position, Position]:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
-    # A decorator begins with its @, which belongs to no node of its own.
+    # A decorator begins with its @, which is not a node.
     return (node.lineno, max(0, node.col_offset - 1)), (node.end_lineno, node.end_col_offset)
 
 
@@ -228,7 +228,7 @@ def _compiles(decorator: ast.expr) -> bool:
 
 
 def _mutant(module: str, source: str, operator_name: str, occurrence: int) -> Mutant | None:
-    """None if the change leaves the program as it is, or is no program."""
+    """Return None if the change has no effect or is not a valid program."""
     from cosmic_ray.ast import Visitor, get_ast
     from cosmic_ray.operators.provider import OperatorProvider
 
@@ -256,7 +256,7 @@ def _mutant(module: str, source: str, operator_name: str, occurrence: int) -> Mu
 
 
 def _difference(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The lines that changed, by their index in `old`, and what became of them: nothing, if they are gone."""
+    """Return changed lines by their index in `old`, with the new text, which is empty for deleted lines."""
     for kind, first, last, begin, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         for at in range(first, last) if kind != "equal" else ():
             if old[at].strip():
@@ -273,7 +273,7 @@ def _parsed(source: str) -> ast.Module:
 
 
 class Substitute(MetaPathFinder):
-    """Import hook: one module is made from a given source instead of its file's."""
+    """Import hook that loads one module from a given source instead of its file."""
 
     def __init__(self, name: str, path: Path, source: str) -> None:
         self.name, self.path, self.source = name, path, source
@@ -296,9 +296,9 @@ class _Loader(SourceFileLoader):
 
 
 class Barrier(MetaPathFinder):
-    """Import hook: one module cannot be imported, and so neither can what depends on it."""
+    """Import hook that prevents the import of one module, and therefore of those that depend on it."""
 
-    class Stop(Exception):  # no ImportError, which modules handle
+    class Stop(Exception):  # not an ImportError, since modules handle those
         pass
 
     def __init__(self, name: str) -> None:
@@ -310,7 +310,7 @@ class Barrier(MetaPathFinder):
 
 
 def preload(names: Sequence[str], without: str) -> None:
-    """Import these, except the module `without`, all that depends on it, and the tests."""
+    """Import these modules, except `without`, those that depend on it, and the tests."""
     barrier = Barrier(without)
     sys.meta_path.insert(0, barrier)
     for name in names:
@@ -322,7 +322,7 @@ def preload(names: Sequence[str], without: str) -> None:
 
 
 def run(trials: Sequence[Trial], jobs: int) -> Iterator[Outcome]:
-    """Each trial in a fork of this process, `jobs` at a time; outcomes in the order in which trials end."""
+    """Run each trial in a fork of this process, `jobs` at a time; yield outcomes in the order in which trials end."""
     waiting, running = list(reversed(trials)), dict[int, tuple[Trial, float, Path]]()
     try:
         while waiting or running:
@@ -342,7 +342,7 @@ def run(trials: Sequence[Trial], jobs: int) -> Iterator[Outcome]:
 
 
 def _ended(trial: Trial, pid: int, room: Path, status: int | None, cpu_s: float) -> Outcome:
-    """End what is left of a trial and remove its directory. `status` is None if it did not end by itself."""
+    """End the processes of a trial and delete its directory. `status` is None if it had to be killed."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     if status is None:
@@ -355,11 +355,11 @@ def _ended(trial: Trial, pid: int, room: Path, status: int | None, cpu_s: float)
 
 
 def _start(trial: Trial, room: Path) -> int:
-    """Fork; the child runs the tests and exits with pytest's code. It has a process group and a directory of its own."""
+    """Fork; the child runs the tests in a new process group and directory, and exits with pytest's code."""
     log = os.open(room / "log", os.O_CREAT | os.O_WRONLY)
     pid = os.fork()
     if pid:
-        with contextlib.suppress(OSError):  # the child does it too: whoever comes first
+        with contextlib.suppress(OSError):  # parent and child both try: the first one succeeds
             os.setpgid(pid, pid)
         os.close(log)
         return pid
@@ -375,7 +375,7 @@ def _start(trial: Trial, room: Path) -> int:
         code = _run_tests(trial.tests, room)
         if trial.mutant is None:
             (room / "imported").write_text("\n".join(sys.modules))
-    except BaseException:  # noqa: BLE001 - whatever it is, this fork ends here
+    except BaseException:  # noqa: BLE001 - the fork ends here in any case
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -383,7 +383,7 @@ def _start(trial: Trial, room: Path) -> int:
 
 
 def _limit(cpu_s: float) -> None:
-    """Bound this process's CPU time, from now on, and its address space."""
+    """Limit this process's CPU time from now on, and its address space."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime + cpu_s)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
@@ -416,21 +416,21 @@ def _run_tests(tests: Sequence[str], room: Path) -> int:
         "no:cacheprovider",
         f"--basetemp={room / 'tests'}",
     ]
-    # Modules are imported already; and compiled code would not warn of an overflow either.
+    # Modules are already imported, and compiled code does not warn of overflows either.
     ignored = ("ignore::pytest.PytestAssertRewriteWarning", "ignore::RuntimeWarning")
     options += [word for warning in ignored for word in ("-W", warning)]
     return int(pytest.main([*options, *tests], plugins=[_Worker()]))
 
 
 class _Worker:
-    """Plugin for pytest: what the first process of a session does once, as tests/conftest.py says, is not for a fork."""
+    """Plugin for pytest: marks this process as a worker, so that tests/conftest.py skips what is done once per session."""
 
     def pytest_configure(self, config: Any) -> None:
         config.workerinput = {"workerid": "mutate"}
 
 
 def path_of(module: str) -> Path:
-    """The module's file, found without importing it."""
+    """Return the module's file without importing it."""
     for folder in sys.path:
         path = Path(folder, *module.split(".")).with_suffix(".py")
         if path.is_file():
@@ -438,7 +438,7 @@ def path_of(module: str) -> Path:
     raise SystemExit(f"There is no module {module}: correct its name in the table.")
 
 
-# The whole
+# Running everything
 
 
 def prepare() -> None:
@@ -449,7 +449,7 @@ def prepare() -> None:
 def examine(
     module: str, tests: Sequence[str], explained: Sequence[dict[str, str]], args: argparse.Namespace
 ) -> Summary:
-    """Test a module unchanged, which must pass, then its mutants. This process is of no use for another module."""
+    """Test the unchanged module, which must pass, then its mutants. A process can examine one module only."""
     began = time.monotonic()
     [base] = run([Trial(module, tests)], 1)
     if base.verdict != "survived":
@@ -462,7 +462,7 @@ def examine(
 
 
 def summarize(module: str, outcomes: Sequence[Outcome], explained: Sequence[dict[str, str]], seconds: float) -> Summary:
-    """Survivors in the order of their lines, those that have an explanation apart."""
+    """Return the summary; survivors are sorted by line, those with an explanation separately."""
     survived = [o.trial.mutant for o in outcomes if o.verdict == "survived" and o.trial.mutant is not None]
     survived.sort(key=lambda mutant: mutant.line_number)
     entries = [one for one in explained if one["module"] == module]
@@ -477,7 +477,7 @@ def summarize(module: str, outcomes: Sequence[Outcome], explained: Sequence[dict
 
 
 def _reason(mutant: Mutant, explained: Sequence[dict[str, str]]) -> str | None:
-    """Why no test can kill this mutant, if an entry of the table says so: for this change, or for any of this line."""
+    """Return why no test can kill this mutant, if the table explains this change or all changes of this line."""
     for entry in explained:
         if "becomes" not in entry:
             if _same_code([mutant.before], [entry["line"]], mutant.source):
@@ -488,9 +488,9 @@ def _reason(mutant: Mutant, explained: Sequence[dict[str, str]]) -> str | None:
 
 
 def _same_code(lines: Sequence[str], quoted: Sequence[str], source: str) -> bool:
-    """Whether these lines are those that were quoted, with other names perhaps.
+    """Return whether these lines equal the quoted ones, possibly with other names.
 
-    Other names are allowed only where the quoted line is gone and one line of the module alone has its form.
+    Other names are allowed only if the quoted line no longer exists and exactly one line of the module has its form.
     """
     if [_tokens(line) for line in lines] == [_tokens(line) for line in quoted]:
         return True
@@ -505,12 +505,12 @@ TOKEN = re.compile(r"""(?P<text>"(?:\\.|[^"])*"|'(?:\\.|[^'])*')|(?P<name>[^\W\d
 
 
 def _tokens(line: str) -> list[str]:
-    """A line's tokens, without spaces and comments."""
+    """Return a line's tokens, without spaces and comments."""
     return [match[0] for match in TOKEN.finditer(line) if not match[0].startswith("#")]
 
 
 def _form(lines: Sequence[str]) -> list[str]:
-    """Tokens of lines with names numbered in the order in which they come, and without texts."""
+    """Return the tokens of lines, with names numbered in order of appearance, and without texts."""
     numbers: dict[str, str] = {}
     found = []
     for match in (match for line in lines for match in [*TOKEN.finditer(line), None]):
@@ -536,7 +536,7 @@ def _progress(summary: Summary) -> str:
 
 
 def report(summaries: Sequence[Summary], seed: int) -> str:
-    """A page in Markdown: a table by module, then the survivors."""
+    """Return a page in Markdown: a table by module, then the survivors."""
     lines = [
         "# Mutation testing",
         "",

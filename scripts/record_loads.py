@@ -1,4 +1,4 @@
-"""Records the waiting times of runs with several numbers of actors, as test data for the autoscaling policy.
+"""Record the waiting times of runs with several numbers of actors, as test data for the autoscaling policy.
 
 python scripts/record_loads.py > tests/control/recorded_loads.json
 """
@@ -18,8 +18,8 @@ from steppe.control.autoscale.policy import LoadWindows
 from steppe.records.view import RunView
 
 SECONDS = 10.0
-LOOK_S = 1.5
-SCENES: dict[str, dict[str, Any]] = {
+OBSERVATION_S = 1.5
+SCENARIOS: dict[str, dict[str, Any]] = {
     # Many epochs per batch: the learner is slower than one actor.
     "slow learner": {"env": "CartPole-v1", "segment_steps": 128, "envs": 8, "epochs": 40, "minibatch_size": 64},
 }
@@ -27,27 +27,27 @@ SCENES: dict[str, dict[str, Any]] = {
 
 def record(settings: dict[str, Any], actors: int, home: Path) -> dict[str, Any]:
     """Train for a while; return the load of each observation, and steps per second."""
-    stretches, loads, until = LoadWindows(), [], time.monotonic() + SECONDS
+    windows, loads, until = LoadWindows(), [], time.monotonic() + SECONDS
 
-    def look(view: RunView) -> bool:
-        load = stretches.next(view, actors, least_s=LOOK_S)
+    def observe(view: RunView) -> bool:
+        load = windows.next(view, actors, least_s=OBSERVATION_S)
         if load is not None:
             loads.append(asdict(load))
         return time.monotonic() > until
 
     place = {"run_dir": str(home / f"{len(list(home.iterdir()))}"), "seed": 1, "steps": 10_000_000, "actors": actors}
     fixed = {"mode": "async", "runtime": "processes", "evaluation.every_steps": 10_000_000, "evaluation.episodes": 1}
-    result = steppe.train(callbacks=[look], **settings, **place, **fixed)
+    result = steppe.train(callbacks=[observe], **settings, **place, **fixed)
     return {"loads": loads[1:], "steps_per_s": result.summary["steps_per_s"]}
 
 
 def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as home:
-        for scene, settings in SCENES.items():
+        for scenario, settings in SCENARIOS.items():
             for actors in (1, 2, 4):
-                print(scene, actors, file=sys.stderr)
-                found.setdefault(scene, {})[actors] = record(settings, actors, Path(home))
+                print(scenario, actors, file=sys.stderr)
+                found.setdefault(scenario, {})[actors] = record(settings, actors, Path(home))
     print(json.dumps(found, indent=1))
 
 

@@ -1,6 +1,6 @@
-"""Repeats a test suite while busy processes compete for the cores: `make steady`.
+"""Repeat a test suite while busy processes compete for the cores: `make steady`.
 
-Each run gets a Hypothesis seed of its own. Failures are printed with the seed and the run's log; the outcome is appended, with the
+Each run gets a separate Hypothesis seed. Failures are printed with the seed and the run's log; the outcome is appended, with the
 commit, to the record in docs/testing.md. Exits with 1 if any run failed.
 """
 
@@ -40,8 +40,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--target", choices=["test", "test-all"], default="test")
-    parser.add_argument("--busy", type=int, default=2, help="processes that take all of a core they can get")
-    parser.add_argument("--record", type=Path, default=RECORD, help="the file whose table grows by a line per run")
+    parser.add_argument("--busy", type=int, default=2, help="processes that each use all of a core")
+    parser.add_argument(
+        "--record", type=Path, default=RECORD, help="file with the table to which every run adds a line"
+    )
     options = parser.parse_args()
     failed = 0
     with busy(options.busy):
@@ -71,7 +73,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def run_suite(target: str) -> Outcome:
-    """Run `make TARGET` once with a seed of its own and keep its output."""
+    """Run `make TARGET` once with a new seed and keep its output."""
     seed = random.SystemRandom().randrange(2**32)
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{target}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.log"
@@ -90,13 +92,13 @@ def run_suite(target: str) -> Outcome:
     return Outcome(seed, minutes, summaries[-1].strip() if summaries else f"ended with {code}", failures, log)
 
 
-def record(path: Path, target: str, neighbours: int, outcome: Outcome) -> None:
-    """Append a line to the table in the record."""
+def record(path: Path, target: str, busy_processes: int, outcome: Outcome) -> None:
+    """Append a line to the table in the file."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     cells = [
-        time.strftime("%Y-%m-%d", time.gmtime()), commit.stdout.strip(), target, str(neighbours), str(outcome.seed),
+        time.strftime("%Y-%m-%d", time.gmtime()), commit.stdout.strip(), target, str(busy_processes), str(outcome.seed),
         f"{outcome.minutes:.1f}", outcome.summary,
     ]  # fmt: skip
     lines = path.read_text().splitlines()

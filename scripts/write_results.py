@@ -28,7 +28,7 @@ This page is written by `scripts/write_results.py`. `scripts/measure_reference.p
 
 
 def files(references: Path = REFERENCES) -> dict[str, str]:
-    """Return what the page and its plots should contain, by path under docs/."""
+    """Return the contents of the page and its plots by path under docs/."""
     experiments = read_experiments(references / "experiments.toml")
     measured = {name: read_reference(path) for name in experiments if (path := references / f"{name}.json").exists()}
     head = HEAD.format(episodes=100, confidence=0.99)
@@ -99,7 +99,7 @@ def _cells(cells: list[str]) -> str:
 
 
 def outdated(found: dict[str, str], docs: Path = DOCS) -> list[str]:
-    """Return the files under docs/ that are not what they should be, and plots that belong to nothing."""
+    """Return the files under docs/ that are out of date, and plots without a row."""
     wrong = [name for name, text in found.items() if not (docs / name).exists() or (docs / name).read_text() != text]
     left = [path.relative_to(docs).as_posix() for path in (docs / "img" / "results").glob("*.svg")]
     return wrong + [name for name in left if name not in found]

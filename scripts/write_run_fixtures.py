@@ -1,6 +1,6 @@
 """Train one small run per algorithm and pack it into tests/fixtures/runs-VERSION. Later versions must open and resume these runs.
 
-Run it once per released format, by the version that made the format, and never again: `python scripts/write_run_fixtures.py`.
+Run it once per released format, by the version that made the format, and not again: `python scripts/write_run_fixtures.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "r2d2": ("CartPole-v1", {**NETWORK, **REPLAY, "cell_size": 8}),
     "dhc": ("steppe/Pathfinding-v0", {**PATHS, **REPLAY}),
 }
-LEFT_OUT = {"tb", "lock", "recordings"}
+OMITTED = {"tb", "lock", "recordings"}
 
 
 def main() -> None:
@@ -47,15 +47,15 @@ def main() -> None:
     known = {}
     for name in ALGORITHMS:
         environment, settings = RUNS.get(name, TABLE)
-        with tempfile.TemporaryDirectory() as place:
-            run = Path(place) / name
+        with tempfile.TemporaryDirectory() as scratch:
+            run = Path(scratch) / name
             result = steppe.train(environment, algo=name, steps=256, run_dir=str(run), **SMALL, **settings)
             known[name] = {"env_steps": result.env_steps, "weights_sha256": result.weights_sha256}
             forget_machine(run / "run.json")
-            for left_out in LEFT_OUT:
-                remove(run / left_out)
+            for omitted in OMITTED:
+                remove(run / omitted)
             with tarfile.open(FOLDER / f"{name}.tar.xz", "w:xz") as archive:
-                archive.add(run, arcname=name, filter=nobody)
+                archive.add(run, arcname=name, filter=without_owner)
     (FOLDER / "known.json").write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
 
 
@@ -75,7 +75,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Return the archive member without its owner."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""

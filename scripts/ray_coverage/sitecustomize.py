@@ -1,7 +1,7 @@
 """Coverage of Ray's own processes, for scripts/measure_coverage.py, which puts this directory on PYTHONPATH.
 
 Ray runs the methods of actors in threads that Python did not start, so they are not traced, and it kills its processes
-without a chance to save. Here each method begins with tracing switched on, and what ran is saved every half second.
+without a chance to save. Here tracing is enabled at the start of each method, and the data are saved every half second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EVERY_S = 0.5
 
 
 def trace_actor_methods() -> None:
-    """Let the methods of Ray actors be traced in whichever thread they run."""
+    """Trace the methods of Ray actors in every thread."""
     from ray._private.function_manager import FunctionActorManager
 
     make_executor = FunctionActorManager._make_actor_method_executor
@@ -36,7 +36,7 @@ def trace_actor_methods() -> None:
 
 
 def save_repeatedly() -> None:
-    """Save what ran until the process is killed."""
+    """Save the data repeatedly until the process is killed."""
     import coverage
 
     while True:

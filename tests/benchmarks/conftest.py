@@ -1,4 +1,6 @@
-"""The suite is no part of the package: tests find it where it lives. Cases here are tiny scripts in real processes."""
+"""The benchmark suite is not part of the package: tests import it from its directory. Cases here are small scripts in
+real processes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from suite.measuring import Case, Done, Reading  # noqa: E402
 
 @pytest.fixture
 def python_case() -> Callable[..., Case]:
-    """A case that runs Python code and takes the `value` it prints; `sys.argv[1]` is the round."""
+    """Return a case that runs Python code and reads the `value` that it prints; `sys.argv[1]` is the round."""
 
     def make(label: str, code: str, **options) -> Case:
         def read(done: Done) -> Reading:
@@ -31,7 +33,7 @@ def python_case() -> Callable[..., Case]:
 
 @pytest.fixture
 def burner() -> Iterator[subprocess.Popen[bytes]]:
-    """Somebody else's process that takes all of a core it can get."""
+    """A process of another program that uses all of a core."""
     process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()

@@ -1,4 +1,4 @@
-"""Alternation, medians, and what becomes of disturbed and failed runs; figures are worked out by hand here."""
+"""Alternation, medians, and the treatment of disturbed and failed runs; figures are calculated by hand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BY_ROUND = PRINT % "[3.0, 10.0, 1.0, 4.0][int(sys.argv[1])]"
 
 @pytest.fixture
 def alone(monkeypatch):
-    """As if nobody else used the machine: other tests may be running beside this one."""
+    """Simulate an otherwise idle machine: other tests can run at the same time."""
     monkeypatch.setattr(measuring, "QUIET_CORES", math.inf)
 
 
-def test_cases_take_turns_and_warm_ups_are_not_kept(tmp_path, python_case, alone):
+def test_cases_alternate_and_warm_ups_are_discarded(tmp_path, python_case, alone):
     log = tmp_path / "log"
     note = f"open({str(log)!r}, 'a').write(%r + sys.argv[1] + ' '); "
     cases = [python_case(name, "import sys; " + note % name + PRINT % "1.0") for name in "ab"]
@@ -44,14 +44,14 @@ def test_the_typical_run_is_the_one_nearest_to_the_median():
     assert row.typical is row.runs[2]
 
 
-def test_a_target_that_is_never_reached_is_slower_than_any(python_case):
+def test_an_unreached_target_is_slower_than_any_other(python_case):
     row = Row("one", [run(value=value) for value in (2.0, math.inf, math.inf)])
     assert row.median == math.inf
     assert row.record()["median"] is None
     assert row.record()["low"] == 2.0
 
 
-def test_a_failed_case_is_not_tried_again_and_stops_nobody_else(tmp_path, python_case, alone):
+def test_a_failed_case_is_not_repeated_and_does_not_stop_others(tmp_path, python_case, alone):
     log = tmp_path / "log"
     broken = f"open({str(log)!r}, 'a').write('x'); import sys; sys.exit('it is | broken')"
     rows = measure([python_case("broken", broken), python_case("well", PRINT % "2.0")], 3)

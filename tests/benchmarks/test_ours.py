@@ -1,4 +1,6 @@
-"""Our side: a real run of `steppe train` as a case, a workload, and a whole benchmark from the command line."""
+"""Steppe's side of benchmarks: a real run of `steppe train` as a case, a workload, and a whole benchmark from the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def _alone(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_of_ours_with_settings_and_phases():
+def test_a_run_is_measured_with_settings_and_phases():
     words = ("CartPole-v1", "--steps", "4096", "--envs", "8", "-s", "epochs=3", "-s", "hidden=[16]")
     cases = [
         train("speed", *words),
@@ -44,7 +46,7 @@ def test_a_run_of_ours_with_settings_and_phases():
     assert "there is no algorithm 'nothing'" in rows["broken"].error
 
 
-def test_publishing_reaches_every_reader():
+def test_published_weights_reach_every_reader():
     words = ("--nbytes", "100000", "--readers", "2", "--times", "5", "--pause-s", "0")
     reading = measure([workload("w", "publishing", *words)], 1)["w"].runs[0].reading
     assert 0 < reading.extra["single_ms"] <= reading.value <= reading.extra["worst_ms"]
@@ -52,7 +54,7 @@ def test_publishing_reaches_every_reader():
 
 
 @pytest.mark.slow
-def test_a_benchmark_writes_its_report_where_it_is_told(tmp_path):
+def test_a_benchmark_writes_its_report_to_the_given_directory(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "weights.py"), "--quick", "--part", "visible", "--into", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report = json.loads((tmp_path / "weights.json").read_text())

@@ -1,4 +1,4 @@
-"""docs/performance.md: what is between the marks comes from the reports, what is not is left alone."""
+"""docs/performance.md: the text between the marks comes from the reports, the rest is unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ the end
 """
 
 
-def test_marked_sections_are_written_and_the_rest_is_kept(tmp_path):
+def test_marked_sections_are_replaced_and_the_rest_is_kept(tmp_path):
     page, reports = tmp_path / "page.md", tmp_path / "reports"
     page.write_text(TEXT)
     row = Row("Steppe", [Run(0, Reading(1234.0), 1.0, 1.0, 0.0)])
@@ -44,7 +44,7 @@ def test_marked_sections_are_written_and_the_rest_is_kept(tmp_path):
     assert page.read_text() == once
 
 
-def test_the_page_is_that_of_the_reports(tmp_path):
+def test_the_page_matches_the_reports(tmp_path):
     shutil.copy(PAGE, tmp_path / "page.md")
     refresh(tmp_path / "page.md", REPORTS)
     assert (tmp_path / "page.md").read_text() == PAGE.read_text()

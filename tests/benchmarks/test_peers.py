@@ -1,4 +1,4 @@
-"""Peers in environments of their own, with made-up ones that print what they were asked."""
+"""Peer libraries in separate environments, with made-up ones that print their arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps({
 
 @pytest.fixture
 def homes(tmp_path, monkeypatch):
-    """Where peers and their environments are; one peer, tiny, that needs nothing."""
+    """Directories of peers and their environments; one small peer without dependencies."""
     monkeypatch.setattr(measuring, "QUIET_CORES", math.inf)
     peers, venvs = tmp_path / "peers", tmp_path / "venvs"
     peers.mkdir()
@@ -36,7 +36,7 @@ def homes(tmp_path, monkeypatch):
     return {"peers": peers, "venvs": venvs}
 
 
-def test_a_peer_runs_in_its_own_environment(homes):
+def test_a_peer_runs_in_a_separate_environment(homes):
     cases = [
         peer("whole", "tiny", "ppo", steps=50, settings=["a=1", "b=2"], **homes),
         peer("solved", "tiny", "solve", value="train_s", **homes),
@@ -56,7 +56,7 @@ def test_a_peer_runs_in_its_own_environment(homes):
     assert json.dumps(rows["unsolved"].record(), allow_nan=False)
 
 
-def test_the_environment_is_made_again_when_its_lock_changes(homes):
+def test_the_environment_is_rebuilt_when_its_lock_changes(homes):
     interpreter = python("tiny", **homes)
     ready = homes["venvs"] / "tiny" / "ready"
     made = ready.stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""Our sides of the replay benchmark at a tiny size: every task runs, and what it prints can be true."""
+"""Steppe's sides of the replay benchmark at a tiny size: every task runs, and its figures are plausible."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ EVERYTHING = """
 
 
 @pytest.mark.slow
-def test_every_task_of_every_side_of_ours(tmp_path):
-    """In a process of its own, as the module that they share with peers sets things for the whole of it."""
+def test_every_task_of_steppe_runs(tmp_path):
+    """In a separate process, since the module that they share with peers changes settings of the whole process."""
     homes = [str(BENCHMARKS / "workloads"), str(BENCHMARKS / "peers")]
     words = [sys.executable, "-c", textwrap.dedent(EVERYTHING), *homes]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
@@ -49,4 +49,4 @@ def test_every_task_of_every_side_of_ours(tmp_path):
         assert figures["steps"] > 0
         assert figures["seconds"] > 0
     for side in ("one", "numpy"):
-        assert found[f"{side} replay-save"]["saved_mib"] > 8000 * 77 / 2**20  # what the columns alone are
+        assert found[f"{side} replay-save"]["saved_mib"] > 8000 * 77 / 2**20  # the size of the columns alone

@@ -1,4 +1,4 @@
-"""Reports are drawn from their JSON alone: the numbers in the text and in the pictures are those in the file."""
+"""Reports are made from their JSON only: numbers in the text and in the pictures are those of the file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_text_has_the_numbers_of_the_file(tmp_path, part):
     assert cells(text, "absent")[-1] == "not \\| there"
 
 
-def test_a_figure_that_is_a_text_is_shown_as_it_is(tmp_path, part):
+def test_a_figure_that_is_a_text_is_shown_unchanged(tmp_path, part):
     for one, word in zip(part.rows["Steppe"].runs, ("3f", "3f", "a0"), strict=True):
         one.reading.extra["weights"] = word
     keep(tmp_path, "mine", "What it is", "a", replace(part, columns={"weights": "hash"}).record(3), ["a"])
@@ -68,7 +68,7 @@ def test_a_figure_that_is_a_text_is_shown_as_it_is(tmp_path, part):
     assert cells(text, "peer")[4] == "–"
 
 
-def test_what_was_asked_gets_a_plain_answer(tmp_path, part):
+def test_questions_get_an_answer(tmp_path, part):
     keep(tmp_path, "mine", "What it is", "a", part.record(3), ["a"])
     text = (tmp_path / "mine.md").read_text()
     assert cells(text, "ours / theirs") == ["ours / theirs", "≥ 25 ×", "25 ×", "yes"]
@@ -77,7 +77,7 @@ def test_what_was_asked_gets_a_plain_answer(tmp_path, part):
     assert cells(text, "small enough")[1:] == ["≤ 0.05 ×", "0.04 ×", "yes"]
 
 
-def test_a_part_measured_again_leaves_the_others_alone(tmp_path, part):
+def test_measuring_one_part_again_keeps_the_others(tmp_path, part):
     first, second = part.record(3), part.record(3) | {"title": "Newer"}
     keep(tmp_path, "mine", "What it is", "b", first, ["a", "b"])
     keep(tmp_path, "mine", "What it is", "a", first, ["a", "b"])
@@ -87,7 +87,7 @@ def test_a_part_measured_again_leaves_the_others_alone(tmp_path, part):
     assert {path.name for path in tmp_path.iterdir()} == {"mine.json", "mine.md", "mine-a.svg", "mine-b.svg"}
 
 
-def test_bars_are_as_long_as_the_medians(part):
+def test_length_of_bars_is_proportional_to_the_medians(part):
     records = [one.record() for one in part.rows.values()]
     picture = ElementTree.fromstring(bars("title", records, "steps/s"))
     widths = [float(shape.get("width", 0)) for shape in picture.iter("{http://www.w3.org/2000/svg}rect")]
@@ -120,7 +120,7 @@ def test_numbers_have_about_three_figures(value, text):
     assert number(value) == text
 
 
-def test_the_best_of_the_others_is_the_one_to_beat():
+def test_comparison_is_with_the_best_of_the_others():
     rows = {name: row(name, [value]) for name, value in (("ours", 10.0), ("slow", 1.0), ("fast", 4.0))}
     assert ratio(rows, "ours", "slow", "fast") == 2.5
     assert ratio_to_smallest(rows, "ours", "slow", "fast") == 10.0
@@ -137,7 +137,7 @@ def test_claims_about_equal_settings_need_equal_settings():
     assert [same_settings(rows, "ours", name) for name in ("same", "other", "gone")] == [True, False, False]
 
 
-def test_further_figures(part):
+def test_further_figures_are_shown(part):
     assert further(part.rows, "Steppe", "deep") == 200_000
     assert further_ratio(part.rows, "deep", "Steppe", "peer") == 25
     assert further(part.rows, "Steppe", "none") is None

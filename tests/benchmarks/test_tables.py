@@ -19,18 +19,18 @@ import tables
 pytestmark = pytest.mark.integration
 
 
-def test_the_bare_batch_learns_what_ours_does():
+def test_the_minimal_batch_learner_equals_steppes():
     rows, shape = tables.random_rows("taxi", 1024)
     table, agent = np.zeros(shape, np.float32), OptimalQLearning(*shape, learning_rate=0.1, discount_factor=0.99)
     for _ in range(20):
         bare.learn(table, *rows, 0.1, 0.99)
         agent.learn(*rows)
     assert table.max() > 0.5
-    np.testing.assert_allclose(table, agent.q_table, rtol=1e-5)  # it rounds in other places
+    np.testing.assert_allclose(table, agent.q_table, rtol=1e-5)  # it rounds at other points
 
 
-def test_the_bare_games_teach_to_play():
-    """3 M steps at ε = .3: what it learned beats a random opponent as no random player could (0 on the average)."""
+def test_the_minimal_game_learner_learns_to_play():
+    """3 M steps at ε = .3: it beats a random opponent more often than random play (0 on average)."""
     game = tictactoe()
     table, states = np.zeros((19_683, 9), np.float32), np.zeros(64, np.int64)
     tables_of = (game.placed, game.legal.astype(np.int64), game.mover, game.outcome.astype(np.int64))

@@ -1,7 +1,7 @@
-"""A writer and a reader of segments with a ledger, in processes of their own that tests kill: run by test_kafka_chaos.py.
+"""A writer and a reader of segments with a ledger, in processes that test_kafka_chaos.py kills.
 
-The reader learns by writing down, in a file of its own that is replaced at once, which segments it has taken in and where it
-was in the topic. Whatever it takes in behind that is forgotten when it is killed.
+The reader learns by recording, in a file that is replaced atomically, which segments it has taken and its position
+in the topic. Whatever it takes after that is forgotten when it is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def connection(words: dict) -> KafkaConnection:
 
 
 def write(words: dict, actor: int) -> None:
-    """Send segments until a file asks for the end; then say how many there are."""
+    """Send segments until a file requests the end; then print how many there are."""
     link = connection(words)
     partition_reader, room = PartitionReader(link), Path(words["room"])
     channel = KafkaWriter(link, partition_reader, SPEC, actor, SLOTS, count_partitions(link))
@@ -56,7 +56,7 @@ def write(words: dict, actor: int) -> None:
 
 
 def read(words: dict) -> None:
-    """Take in segments until all are there that writers have said they sent."""
+    """Take segments until all that the writers reported are there."""
     link, room = connection(words), Path(words["room"])
     saved = room / "learned.json"
     known = read_json(saved) if saved.exists() else {"learned": [], "expected": {}, "dropped": {}, "version": -1}
@@ -113,7 +113,7 @@ def complete(room: Path, expected: dict) -> bool:
 
 
 def begin(link: KafkaConnection, room: Path) -> dict:
-    """The words for both programs."""
+    """Return the arguments for both programs."""
     marks = [[n, low, done] for n, (low, done) in marks_at_end(link, count_partitions(link)).items()]
     return {"config": link.config.model_dump(mode="json"), "run": link.run, "room": str(room), "marks": marks}
 

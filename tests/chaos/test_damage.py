@@ -1,4 +1,4 @@
-"""Checkpoints that came to harm: named, passed over for the one before, and the run still ends as it would have."""
+"""Damaged checkpoints are named and skipped in favour of the previous one, and the run still ends as it would have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLIPS = 10
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """(a run that was stopped on its way and has several checkpoints, the hash it would have ended with)"""
+    """Return a stopped run with several checkpoints, and the hash with which it would have ended."""
     root = tmp_path_factory.mktemp("damage")
     expected = twin("dqn", STEPS, root / "twin")
 
@@ -49,8 +49,8 @@ def newest(path):
     return max(path.glob("checkpoints/[0-9]*"))
 
 
-def require_passed_over(path, expected, words, before=1):
-    """Resume, and see that the newest `before` checkpoints were named with these words and the one before them used."""
+def require_skipped(path, expected, words, before=1):
+    """Resume; the newest `before` checkpoints are named with these words and the previous one is used."""
     numbers = sorted(int(found.name) for found in path.glob("checkpoints/[0-9]*"))
     warnings = []
     result = resume(path, observers=[lambda view: warnings.append(view.warning)])
@@ -63,13 +63,13 @@ def require_passed_over(path, expected, words, before=1):
     assert any(warning and "skipped a checkpoint" in warning for warning in warnings)
 
 
-def test_undamaged(begun, copy):
+def test_an_undamaged_run_resumes_from_its_newest_checkpoint(begun, copy):
     assert resume(copy).weights_sha256 == begun[1]
 
 
 @pytest.mark.parametrize("flip", range(FLIPS))
-def test_any_byte(flip, begun, copy):
-    """Positions are spread over all files of the checkpoint as if they were one."""
+def test_a_flip_of_any_byte_is_detected(flip, begun, copy):
+    """Positions are spread over all files of the checkpoint."""
     files = sorted(newest(copy).iterdir())
     total = sum(file.stat().st_size for file in files)
     position = int((flip + random.Random(flip).random()) / FLIPS * total)
@@ -81,30 +81,30 @@ def test_any_byte(flip, begun, copy):
     data = bytearray(file.read_bytes())
     data[position] ^= 1 << random.Random(flip).randrange(8)
     file.write_bytes(data)
-    require_passed_over(copy, begun[1], str(file))
+    require_skipped(copy, begun[1], str(file))
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "state.bin", "counters.json", "manifest.json"])
 @pytest.mark.parametrize("harm", ["truncated", "missing"])
-def test_truncated_or_missing(name, harm, begun, copy):
+def test_truncated_or_missing_files_are_detected(name, harm, begun, copy):
     file = newest(copy) / name
     if harm == "missing":
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1])
-    require_passed_over(copy, begun[1], str(file))
+    require_skipped(copy, begun[1], str(file))
 
 
-def test_from_another_run(begun, copy, tmp_path):
-    """Another run of the very same name, with a newer checkpoint."""
+def test_a_checkpoint_of_another_run_is_skipped(begun, copy, tmp_path):
+    """Another run of the same name, with a newer checkpoint."""
     other = settings("dqn", 400, tmp_path / "other", runtime="inline", seed=4, name="begun")
     assert train(other).state == "SUCCEEDED"
     shutil.copytree(newest(tmp_path / "other"), copy / "checkpoints" / "00009999")
-    require_passed_over(copy, begun[1], "is a checkpoint of another run")
+    require_skipped(copy, begun[1], "is a checkpoint of another run")
 
 
 @pytest.mark.parametrize("what", ["manifest", "counters", "state"])
-def test_from_a_newer_version(what, begun, copy, monkeypatch):
+def test_a_checkpoint_of_a_newer_version_is_skipped(what, begun, copy, monkeypatch):
     path = newest(copy)
     files = atomic_files.read_bundle(path)
     shutil.rmtree(path)
@@ -116,17 +116,17 @@ def test_from_a_newer_version(what, begun, copy, monkeypatch):
         files["state.bin"] = files["state.bin"][:4] + (2).to_bytes(4, "little") + files["state.bin"][8:]
     atomic_files.write_bundle(path, files)
     monkeypatch.undo()
-    require_passed_over(copy, begun[1], "format 2, newer than 1")
+    require_skipped(copy, begun[1], "format 2, newer than 1")
 
 
-def test_several_at_once(begun, copy):
+def test_several_damaged_checkpoints_are_skipped(begun, copy):
     for path in sorted(copy.glob("checkpoints/[0-9]*"))[-2:]:
         (path / "state.bin").unlink()
-    require_passed_over(copy, begun[1], "state.bin is missing", before=2)
+    require_skipped(copy, begun[1], "state.bin is missing", before=2)
 
 
-def test_all_of_them(begun, copy):
-    """Nothing to go on from: the run begins anew, says so, and ends as it would have."""
+def test_a_run_without_an_intact_checkpoint_starts_again(begun, copy):
+    """No checkpoint is usable: the run starts again, reports it, and ends as it would have."""
     paths = sorted(copy.glob("checkpoints/[0-9]*"))
     for path in paths:
         (path / "manifest.json").unlink()
@@ -137,7 +137,7 @@ def test_all_of_them(begun, copy):
     assert all(path.name in " ".join(told["damaged"]) for path in paths)
 
 
-def test_what_is_listed_says_the_same(copy):
+def test_the_list_of_checkpoints_reports_the_same_damage(copy):
     (newest(copy) / "state.bin").unlink()
     found = RunDirectory.open(copy)
     *check_rows, last = [info for info in Checkpoints(found.checkpoints, run=found.key).list() if not info.best]
@@ -145,7 +145,7 @@ def test_what_is_listed_says_the_same(copy):
     assert "state.bin is missing" in last.damage
 
 
-def test_the_curves_tell_where_a_run_went_back(begun, copy):
+def test_curves_are_truncated_where_a_run_resumes(begun, copy):
     for path in sorted(copy.glob("checkpoints/[0-9]*"))[1:]:
         (path / "state.bin").unlink()
     resume(copy)
@@ -165,7 +165,7 @@ def test_the_curves_tell_where_a_run_went_back(begun, copy):
     assert view.env_steps == STEPS
 
 
-def test_a_run_that_is_complete_is_not_resumed(begun, copy):
+def test_a_finished_run_is_not_resumed(begun, copy):
     resume(copy)
     with pytest.raises(UsageError, match="complete"):
         resume(copy)

@@ -1,4 +1,4 @@
-"""What goes wrong inside a run, on both runtimes: environments that raise or lie, and roles that are killed."""
+"""Failures inside a run, on both runtimes: environments that raise or return invalid values, and killed roles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(env, tmp_path, observers=(), **settings):
 
 
 @both
-def test_an_environment_that_raises(runtime, tmp_path):
+def test_a_raising_environment_fails_the_run(runtime, tmp_path):
     result = run("steppe/Failing-v0", tmp_path, runtime=runtime, **{"environment.kwargs": {"at_step": 40}})
     assert (result.state, result.reason) == ("FAILED", "environment_fault")
     fault = result.fault
@@ -52,8 +52,8 @@ def test_an_environment_that_raises(runtime, tmp_path):
 
 
 @both
-def test_what_was_told_is_enough_to_see_it_again(runtime, tmp_path):
-    """The seed, the number of steps and the last action are those of the failing environment, played by hand."""
+def test_the_reported_details_reproduce_the_failure(runtime, tmp_path):
+    """Seed, number of steps and last action are those of the failing environment, repeated by hand."""
     kwargs = {"at_step": 9}
     result = run("steppe/Failing-v0", tmp_path, runtime=runtime, **{"environment.kwargs": kwargs})
     details = result.fault.details
@@ -72,7 +72,7 @@ def test_what_was_told_is_enough_to_see_it_again(runtime, tmp_path):
 
 @both
 @pytest.mark.parametrize(("field", "value"), [("obs", "nan"), ("reward", "nan")])
-def test_numbers_that_are_none(runtime, field, value, tmp_path):
+def test_nan_values_fail_the_run(runtime, field, value, tmp_path):
     kwargs = {"environment.kwargs": {"at_step": 21, "field": field}}
     result = run("steppe/NaN-v0", tmp_path, runtime=runtime, **kwargs)
     assert (result.state, result.reason) == ("FAILED", "not_finite")
@@ -85,13 +85,13 @@ def test_numbers_that_are_none(runtime, field, value, tmp_path):
 
 
 @both
-def test_rewards_without_bound(runtime, tmp_path):
+def test_infinite_rewards_fail_the_run(runtime, tmp_path):
     result = run("tests.support.chaos_run:InfiniteEnv", tmp_path, runtime=runtime)
     assert result.reason == "not_finite"
     assert "reward is inf at step 3" in result.message
 
 
-def test_what_environments_print_stays_out_of_the_way(tmp_path, capfd):
+def test_output_of_environments_does_not_disturb_the_run(tmp_path, capfd):
     result = run("tests.support.chaos_run:NoisyEnv", tmp_path, runtime="processes", steps=200)
     assert result.state == "SUCCEEDED"
     printed = capfd.readouterr()
@@ -101,7 +101,7 @@ def test_what_environments_print_stays_out_of_the_way(tmp_path, capfd):
     assert "noise from a library" in log
 
 
-def test_a_lambda_is_refused_before_anything_is_made(tmp_path):
+def test_a_lambda_is_refused_before_anything_is_created(tmp_path):
     env = references.make_reference(lambda: CountingEnv())
     with pytest.raises(FactoryError):
         run(env, tmp_path, runtime="processes")
@@ -153,7 +153,7 @@ def test_a_killed_actor_or_manager_is_replaced(role, tmp_path):
     assert "SIGKILL" in restart["details"]["message"]
 
 
-def test_a_role_that_exits_by_itself_is_told_by_its_code(tmp_path):
+def test_a_role_that_exits_is_reported_with_its_exit_code(tmp_path):
     result = run("tests.chaos.test_faults:LeavingEnv", tmp_path, runtime="processes")
     assert (result.state, result.reason) == ("FAILED", "role_died")
     assert "ended with exit code 3" in result.message
@@ -161,7 +161,7 @@ def test_a_role_that_exits_by_itself_is_told_by_its_code(tmp_path):
 
 
 def LeavingEnv():
-    """An environment whose library ends the process without a word."""
+    """An environment whose library ends the process without a message."""
     env = CountingEnv()
     step = env.step
 

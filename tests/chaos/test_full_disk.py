@@ -1,4 +1,4 @@
-"""A disk that fills up under a run and is emptied again: a real one, small and in memory."""
+"""A disk that fills up during a run and is emptied again: a real one, small and in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def disk(tmp_path):
 
 
 class Filler:
-    """An observer that fills a disk once there is a checkpoint on it, and empties it after some looks."""
+    """An observer that fills a disk once there is a checkpoint on it, and empties it after some polls."""
 
     def __init__(self, disk, looks):
         self.disk, self.looks = disk, looks
@@ -59,7 +59,7 @@ class Filler:
         return max((path.name for path in self.disk.glob("run/checkpoints/[0-9]*")), default=None)
 
     def fill(self):
-        """To the last byte: whole pages, then single bytes."""
+        """Fill it to the last byte: whole pages, then single bytes."""
         with (self.disk / "filler").open("ab", buffering=0) as file:
             for size in (1 << 16, 1 << 12, 1):
                 try:
@@ -71,7 +71,7 @@ class Filler:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "runtime"), rest_slow(("ppo", "processes"), ("dqn", "inline")))
-def test_full_and_empty_again(algo, runtime, disk, tmp_path):
+def test_a_run_continues_after_the_disk_was_full(algo, runtime, disk, tmp_path):
     expected = twin(algo, STEPS, tmp_path / "twin")
     filler, shown = Filler(disk, looks=8), (tmp_path / "shown").open("w+")
     lines = PlainLines(shown, clock=iter(range(0, 10**9, 10)).__next__)
@@ -96,7 +96,7 @@ def test_full_and_empty_again(algo, runtime, disk, tmp_path):
 
 
 @both
-def test_ended_where_asked_for(runtime, disk):
+def test_a_run_ends_at_its_limit_on_a_full_disk(runtime, disk):
     filler = Filler(disk, looks=10**9)
     with pace(0.001):
         layer = settings("ppo", 10**9, disk / "run", runtime=runtime)
@@ -112,7 +112,7 @@ def test_ended_where_asked_for(runtime, disk):
 
 
 @both
-def test_a_run_that_ends_on_a_full_disk_says_that_its_end_is_not_kept_and_can_be_resumed(runtime, disk, tmp_path):
+def test_a_run_that_ends_on_a_full_disk_reports_it_and_can_be_resumed(runtime, disk, tmp_path):
     expected = twin("ppo", STEPS, tmp_path / "twin")
     filler = Filler(disk, looks=10**9)
     with pace(0.001):
@@ -125,7 +125,7 @@ def test_a_run_that_ends_on_a_full_disk_says_that_its_end_is_not_kept_and_can_be
     assert again.resume == "exact"
 
 
-def test_no_room_to_begin_with(disk):
+def test_a_run_on_a_full_disk_is_refused(disk):
     Filler(disk, 0).fill()
     with pytest.raises(DiskFull, match="there is no disk space to write"):
         train(settings("ppo", STEPS, disk / "run", runtime="inline"))

@@ -1,4 +1,6 @@
-"""Environments that hang or use up the memory: found, told with the place or the size, and mended where that helps."""
+"""Environments that hang or exhaust the memory are detected, reported with position or size, and replaced where that
+helps.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ pytestmark = pytest.mark.integration
 SMALL = {"mode": "sync", "actors": 2, "envs": 2, "segment_steps": 16, "hidden": (8,), "epochs": 1, "steps": 2000}
 
 
-def test_a_hung_environment_is_found_and_replaced(tmp_path):
+def test_a_hung_environment_is_detected_and_replaced(tmp_path):
     kwargs = {"marker": str(tmp_path / "somebody-was-here")}
     layer = {
         **SMALL,
@@ -30,7 +32,7 @@ def test_a_hung_environment_is_found_and_replaced(tmp_path):
 
 @pytest.mark.parametrize("env", ["OutOfMemoryEnv", "GreedyEnv"])
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_memory_that_runs_out_is_told_with_the_size(env, runtime, tmp_path):
+def test_exhausted_memory_is_reported_with_the_size(env, runtime, tmp_path):
     result = train(
         {**SMALL, "env": f"tests.support.chaos_envs:{env}", "runtime": runtime, "run_dir": tmp_path / "memory"}
     )
@@ -39,7 +41,7 @@ def test_memory_that_runs_out_is_told_with_the_size(env, runtime, tmp_path):
     assert role in ("actor-0", "actor-1")
     words = result.message.split()
     assert result.message.startswith(f"{role} ran out of memory at ")
-    assert int(words[words.index("at") + 1]) > 10  # MiB: what any Python process has
+    assert int(words[words.index("at") + 1]) > 10  # MiB: the size of any Python process
     assert words[words.index("at") + 2].startswith("MiB")
     assert "MemoryError" in result.fault.details["traceback"]
     assert result.fault.details["seed"] is not None

@@ -1,6 +1,7 @@
-"""Kill -9 of writers, the reader and the broker at random moments, beside a ledger of every sequence number.
+"""Kill -9 of writers, the reader and the broker at random moments, with a ledger of every sequence number.
 
-`KILLS=100` makes it a hundred of each: `make chaos`."""
+`KILLS=100` makes it a hundred of each: `make chaos`.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ AWAY_S = 20.0
 PARTS = Path(__file__).with_name("kafka_parts.py")
 
 
-class Troupe:
-    """Two writers and a reader under way, each started again when it is killed."""
+class WritersAndReader:
+    """Two writers and a reader in progress, each restarted when it is killed."""
 
     def __init__(self, connection, room, **environ):
         self.connection, self.room, self.words = connection, room, begin(connection, room)
@@ -74,7 +75,7 @@ class Troupe:
             assert process.wait(PATIENCE_S) == 0, self.log(name)
 
     def revive(self, words):
-        """Start again who has ended with these words."""
+        """Restart the processes that ended with this message."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 assert words in self.log(name)
@@ -90,7 +91,7 @@ class Troupe:
             process.wait()
 
     def account(self):
-        """Every segment that a writer has sent was learned from once, in its actor's order; offsets say the same."""
+        """Every sent segment was learned from once, in its actor's order; the offsets agree."""
         told = self.learned()
         for actor in range(ACTORS):
             sent = json.loads((self.room / f"sent-{actor}.json").read_text())
@@ -103,7 +104,7 @@ class Troupe:
         places = [import_kafka().TopicPartition(topic, number) for number, _, _ in told["marks"]]
         committed = {place.partition: place.offset for place in group.committed(places, timeout=60)}
         assert all(low == get_watermarks(group, topic, number)[1] for number, low, _ in told["marks"])
-        for number, low, _ in told["marks"]:  # behind the last transaction there is nothing to learn from
+        for number, low, _ in told["marks"]:  # after the last transaction there is nothing to learn from
             behind = read_range(group, topic, number, committed[number], low) if committed[number] < low else []
             assert {decode_headers(message)["kind"] for message in behind} <= {b"begin"}
         group.close()
@@ -116,13 +117,13 @@ class Troupe:
 
 @pytest.fixture
 def troupe(kafka, tmp_path):
-    troupe = Troupe(connected(kafka), tmp_path)
+    troupe = WritersAndReader(connected(kafka), tmp_path)
     yield troupe
     troupe.close()
 
 
 def some_time(stream, troupe):
-    """Until everybody has begun, so many more were learned from, and a moment besides."""
+    """Wait until all have started and more segments were learned from, and a moment longer."""
     wait_until(lambda: {actor for actor, _ in troupe.learned()["learned"]} == set(range(ACTORS)), troupe.log("reader"))
     due = len(troupe.learned()["learned"]) + stream.randrange(1, 40)
     wait_until(lambda: len(troupe.learned()["learned"]) >= due, troupe.log("reader"))
@@ -131,7 +132,7 @@ def some_time(stream, troupe):
 
 @pytest.mark.long
 @pytest.mark.parametrize("victims", [["writer-0", "writer-1"], ["reader"]], ids=["writers", "reader"])
-def test_killed_again_and_again(victims, troupe):
+def test_no_segment_is_lost_when_writers_and_reader_are_killed_repeatedly(victims, troupe):
     stream = random.Random(str(victims))
     for _ in range(KILLS):
         some_time(stream, troupe)
@@ -143,17 +144,17 @@ def test_killed_again_and_again(victims, troupe):
 
 @pytest.fixture
 def broker(kafka, tmp_path):
-    """A broker of the test's own; what it had acknowledged is there when it comes back."""
+    """A broker for this test; its acknowledged messages are there after a restart."""
     broker = own_broker(tmp_path / "broker")
     yield broker
     broker.down()
 
 
 @contextmanager
-def performing(broker, room):
+def writers_and_reader(broker, room):
     connection = KafkaConnection(settings(broker.up(0).address), "chaos~1")
     ensure_topics(connection)
-    with accounted(Troupe(connection, room)) as troupe:
+    with accounted(WritersAndReader(connection, room)) as troupe:
         yield troupe
 
 
@@ -169,9 +170,11 @@ def accounted(troupe):
 
 
 @pytest.mark.long
-def test_the_broker_is_killed_again_and_again_and_then_away(broker, tmp_path):
-    """Writers wait with a bounded number of segments, then everybody goes on. Who comes meanwhile says that nobody answers."""
-    with performing(broker, tmp_path) as troupe:
+def test_no_segment_is_lost_when_the_broker_is_killed_repeatedly(broker, tmp_path):
+    """Writers wait with a bounded number of segments, then all continue. Processes started meanwhile report that no
+    broker answers.
+    """
+    with writers_and_reader(broker, tmp_path) as troupe:
         stream = random.Random(5)
         for _ in range(KILLS):
             some_time(stream, troupe)
@@ -182,7 +185,7 @@ def test_the_broker_is_killed_again_and_again_and_then_away(broker, tmp_path):
         with pytest.raises(Unreachable, match="no Kafka broker answers"):
             troupe.connection.fetch_metadata(1.0)
         sizes = {name: _size(process.pid) for name, process in troupe.processes.items()}
-        time.sleep(AWAY_S)  # nothing else can be waited for
+        time.sleep(AWAY_S)  # there is no other condition to wait for
         troupe.require_alive()
         for name, process in troupe.processes.items():
             assert _size(process.pid) < sizes[name] + (64 << 20), f"{name} grew while nobody took its messages"
@@ -190,14 +193,15 @@ def test_the_broker_is_killed_again_and_again_and_then_away(broker, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
-def test_a_broker_whose_disk_is_full(broker, tmp_path):
-    """It ends, and its words say why; everybody waits, or says which topic could not be written to; and goes on once there
-    is room and somebody has started it again."""
+def test_no_segment_is_lost_when_the_brokers_disk_is_full(broker, tmp_path):
+    """It ends with a message that says why; all others wait, or report which topic could not be written, and continue
+    when there is space and it has been restarted.
+    """
     data = broker.home / "data"
     data.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", data], check=True)
     try:
-        with performing(broker, tmp_path) as troupe:
+        with writers_and_reader(broker, tmp_path) as troupe:
             some_time(random.Random(1), troupe)
             filler = data / "filler"
             with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -214,12 +218,12 @@ def test_a_broker_whose_disk_is_full(broker, tmp_path):
 
 
 def faketime():
-    """The library that tells a program another time."""
+    """Return the library that changes the time of a program."""
     return next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
 
 
-def test_clocks_that_jump(kafka, tmp_path):
-    """Those of the writers and the reader, by hours, ahead and back; what a clock says decides about no message."""
+def test_no_segment_is_lost_when_clocks_jump(kafka, tmp_path):
+    """The clocks of the writers and the reader jump by hours, forwards and back; no message is handled by its time."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
     environ = {
@@ -227,7 +231,7 @@ def test_clocks_that_jump(kafka, tmp_path):
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_NO_CACHE": "1",
     }
-    with accounted(Troupe(connected(kafka), tmp_path, **environ, FAKETIME_DONT_FAKE_MONOTONIC="1")) as troupe:
+    with accounted(WritersAndReader(connected(kafka), tmp_path, **environ, FAKETIME_DONT_FAKE_MONOTONIC="1")) as troupe:
         for jump in ("+3h", "-40d", "+0"):
             some_time(random.Random(jump), troupe)
             clock.write_text(jump)

@@ -1,6 +1,8 @@
-"""Garbage on every topic while a run trains: it ends with the right weights, and the service answers throughout.
+"""Random messages on every topic during training: the run ends with the right weights, and the service answers
+throughout.
 
-`FUZZ=1000000` posts a million records: `make fuzz`."""
+`FUZZ=1000000` posts a million records: `make fuzz`.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ def served(kafka, tmp_path):
 
 
 @contextmanager
-def asking(served, run):
-    """Ask for everything about a run again and again; each answer is a good one."""
+def repeated_requests(served, run):
+    """Request everything about a run repeatedly; every response is valid."""
     ended, wrong, rounds = threading.Event(), [], []
 
     def ask():
@@ -74,7 +76,7 @@ def trained_inline(tmp_path, steps):
 
 
 def flood(connection, count, seed):
-    """Post so many records; how many went to each topic."""
+    """Post this many records; return how many went to each topic."""
     maker, producer, posted = Maker(connection, seed), connection.producer(), Counter()
     while sum(posted.values()) < count:
         record = maker.make()
@@ -93,7 +95,7 @@ def flood(connection, count, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [MANY])
 @pytest.mark.long
-def test_garbage_on_every_topic_changes_nothing(served, tmp_path, count):
+def test_random_messages_on_every_topic_change_nothing(served, tmp_path, count):
     steps = 12_000 + count // 4
     with served.client() as api:
         run = make(api, RUN, steps=steps)
@@ -102,8 +104,8 @@ def test_garbage_on_every_topic_changes_nothing(served, tmp_path, count):
         directory = RunDirectory(served.root / "runs" / run)
         config = KafkaConfig(address=served.options[1], prefix=served.environ["STEPPE_KAFKA__PREFIX"], partitions=2)
         connection = KafkaConnection(config, wire_name(directory))
-        with asking(served, run) as wrong:
-            # While it is paused too, so that on whichever machine much of the garbage comes before most of the training.
+        with repeated_requests(served, run) as wrong:
+            # Also while it is paused, so that on any machine much of it arrives before most of the training.
             for word, state in (("pause", "PAUSED"), ("resume", "RUNNING")):
                 assert api.post(f"{path}/{word}").status_code == 202
                 awaited(lambda state=state: run_of(api, run)["state"] in (state, *ENDED), f"the run is {state}")
@@ -126,7 +128,7 @@ def test_garbage_on_every_topic_changes_nothing(served, tmp_path, count):
 
 
 def awaited(holds, what):
-    """Wait for something that takes long on a busy machine."""
+    """Wait for something that can take long on a busy machine."""
     deadline = time.monotonic() + 500 + MANY // 300
     while not holds():
         assert time.monotonic() < deadline, f"still waiting: {what}"

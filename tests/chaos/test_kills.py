@@ -1,4 +1,4 @@
-"""kill -9 at seeded random moments, of everything at once and of single roles: the end is that of an undisturbed run."""
+"""kill -9 at seeded random moments, of all processes and of single roles: the run ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.integration
 STEPS = {"ppo": 3200, "dqn": 1600}
 AHEAD = "flow.ahead"
 CASES = [("ppo", 0), ("dqn", 1)]
-KILLS = int(os.environ.get("KILLS", "2"))  # for each algorithm on each runtime; `make chaos` makes many
+KILLS = int(os.environ.get("KILLS", "2"))  # for each algorithm on each runtime; `make chaos` uses many
 KILLED = [("dqn", 1, "inline"), ("ppo", 0, "processes")]
 if "KILLS" in os.environ:
     KILLED += [("dqn", 1, "processes"), ("ppo", 0, "inline")]
-DELAY_S = 0.001  # of a step; a run then lasts some seconds
+DELAY_S = 0.001  # per step; a run then takes some seconds
 MOMENTS = ["begun", "running", "saved", "saved", "saved again", "saved again"]
-MOST_S = 0.3  # that a life has left after its moment
+MOST_S = 0.3  # that a process has left after its moment
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def hashes(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("algo", "ahead", "runtime"), rest_slow(*KILLED))
-def test_all_killed_again_and_again_then_resumed(algo, ahead, runtime, host, hashes, tmp_path):
+def test_a_run_whose_processes_are_killed_repeatedly_resumes_exactly(algo, ahead, runtime, host, hashes, tmp_path):
     path, chance = tmp_path / f"killed-{algo}", random.Random(f"{algo} {runtime}")
     order = {"run": settings(algo, STEPS[algo], path, runtime=runtime, **{AHEAD: ahead})}
     for when in [*chance.choices(MOMENTS, k=KILLS - 1), "saved again"]:
@@ -66,7 +66,7 @@ def test_all_killed_again_and_again_then_resumed(algo, ahead, runtime, host, has
         assert host.wait() == -signal.SIGKILL, (tmp_path / "log").read_text()
         if (path / "run.json").exists():
             order = {"resume": str(path)}
-    remove_shared_dir(make_shared_dir("sweep", 1))  # the rooms of the killed runs go with the next one that is made
+    remove_shared_dir(make_shared_dir("sweep", 1))  # the next run deletes the shared directories of the killed ones
     result = resume(path)
     assert result.state == "SUCCEEDED", result.message
     assert result.resume == "exact"
@@ -79,8 +79,8 @@ def test_all_killed_again_and_again_then_resumed(algo, ahead, runtime, host, has
     require_single_records(path)
 
 
-class Reaper:
-    """An observer that kills the processes of places, one after the other, each when its run has made some way again."""
+class RoleKiller:
+    """An observer that kills the processes of worker slots one after the other, each when the run has progressed again."""
 
     def __init__(self, places, seed):
         self.places, self.chance, self.killed = list(places), random.Random(seed), []
@@ -96,14 +96,14 @@ class Reaper:
         if victim is not None:
             self.killed.append(self.places.pop(0))
             os.kill(victim.pid, signal.SIGKILL)
-            self._wait = self.chance.randint(1, 4)  # looks, five a second
+            self._wait = self.chance.randint(1, 4)  # polls, five a second
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "ahead"), rest_slow(*CASES))
-def test_single_roles_killed_on_the_way(algo, ahead, hashes, tmp_path):
+def test_killed_roles_are_replaced_and_the_run_ends_with_the_same_weights(algo, ahead, hashes, tmp_path):
     path = tmp_path / f"roles-{algo}"
-    reaper = Reaper(["actor-0", "manager", "actor-1", "actor-0"], algo)
+    reaper = RoleKiller(["actor-0", "manager", "actor-1", "actor-0"], algo)
     with pace(4 * DELAY_S):
         result = train(settings(algo, STEPS[algo], path, runtime="processes", **{AHEAD: ahead}), [reaper])
     assert len(reaper.killed) == 4
@@ -119,9 +119,9 @@ def test_single_roles_killed_on_the_way(algo, ahead, hashes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "ahead"), rest_slow(*CASES))
-def test_a_killed_learner_is_resumed_as_often_as_asked_for(algo, ahead, hashes, tmp_path):
+def test_a_killed_learner_is_resumed_up_to_the_configured_limit(algo, ahead, hashes, tmp_path):
     path = tmp_path / f"learner-{algo}"
-    reaper = Reaper(["learner", "learner"], algo)
+    reaper = RoleKiller(["learner", "learner"], algo)
     with pace(2 * DELAY_S):
         result = train(settings(algo, STEPS[algo], path, runtime="processes", restarts=2, **{AHEAD: ahead}), [reaper])
     assert reaper.killed == ["learner", "learner"]

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and worse for a real training process, at random moments: it ends, with nothing left behind."""
+"""Ctrl-C, SIGTERM and kill -9 for a real training process, at random moments: it ends and leaves nothing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.chaos_envs import PACE
 pytestmark = pytest.mark.integration
 
 SCRIPT = Path(chaos_run.__file__)
-RUN = f"chaos{os.getpid()}"  # others may be running the same tests
-PATIENCE_S = 180.0  # only bounds how long a failure takes
+RUN = f"chaos{os.getpid()}"  # other processes can run the same tests
+PATIENCE_S = 180.0  # limits only how long a failure takes
 ENDLESS = {"mode": "async", "actors": 2, "steps": 10**9, "envs": 4, "environment.vector": "loop"}
 ENDLESS |= {"environment.wrappers": ["tests.support.chaos_envs:Paced"]}
 NETWORK = ENDLESS | {"env": "CartPole-v1", "algo": "ppo", "segment_steps": 16, "hidden": [16], "epochs": 1}
@@ -37,7 +37,7 @@ TABLE = ENDLESS | {"env": "steppe/Identity-v0", "algo": "q-learning", "segment_s
 
 @contextmanager
 def training(tmp_path, agent=TABLE, **settings):
-    """A run in a session of its own, so that a signal to its group reaches nobody else; it sleeps 1 ms a step."""
+    """Start a run in a new session, so that a signal to its group reaches no other process; it sleeps 1 ms a step."""
     order = json.dumps({**agent, "run_dir": str(tmp_path / RUN), **settings})
     process = subprocess.Popen(
         [sys.executable, SCRIPT, order], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -67,19 +67,19 @@ def status(tmp_path):
 
 
 def trained(tmp_path):
-    """Whether the learner has reported updates."""
+    """Return whether the learner has reported updates."""
     return status(tmp_path) is not None and bool(RunDirectory.open(tmp_path / RUN).store.read(TRAINING))
 
 
-def rooms():
+def shared_directories():
     return list(Path("/dev/shm").glob(f"steppe-{RUN}-*"))
 
 
 def require_clean_end(process, tmp_path):
-    """The process is gone with its session and its room; returns (what it printed, its standard error)."""
+    """The process has ended with its session and its shared directory; return its output and error output."""
     out, errors = process.communicate(timeout=PATIENCE_S)
     wait_until(lambda: not session(process.pid))
-    assert rooms() == []
+    assert shared_directories() == []
     return out, errors
 
 
@@ -111,12 +111,12 @@ def send_to_one(process, number):
         value["algo"] if isinstance(value, dict) else getattr(value, "name", None) or getattr(value, "__name__", value)
     ),
 )
-def test_one_signal_ends_a_run_in_good_order(number, send, moment, agent, tmp_path):
+def test_one_signal_stops_a_run_in_an_orderly_way(number, send, moment, agent, tmp_path):
     extra_s = random.Random(f"{number} {moment}").uniform(0.0, 0.7)
     with training(tmp_path, agent) as process:
         wait_until(lambda: MOMENTS[moment](tmp_path), process)
         began = trained(tmp_path)
-        time.sleep(extra_s)  # not to wait for anything: the moment is to be a random one
+        time.sleep(extra_s)  # no condition to wait for: the moment is meant to be random
         send(process, number)
         out, errors = require_clean_end(process, tmp_path)
     if not out and status(tmp_path) is None:
@@ -136,7 +136,7 @@ def test_one_signal_ends_a_run_in_good_order(number, send, moment, agent, tmp_pa
 
 @pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(tmp_path):
-    """An environment that never comes back cannot end in good order."""
+    """An environment that never returns prevents an orderly stop."""
     marker = tmp_path / "stuck"
     env = {"env": "__main__:StuckEnv", "environment.kwargs": {"marker": str(marker)}}
     with training(tmp_path, **env) as process:
@@ -150,15 +150,15 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_more_signals_free_a_stuck_process(tmp_path):
-    """Where the environment is in this very process, only a KeyboardInterrupt gets it out."""
+def test_further_signals_end_a_hanging_process(tmp_path):
+    """If the environment is in this process, only a KeyboardInterrupt ends its step."""
     marker = tmp_path / "stuck"
     env = {"env": "__main__:StuckEnv", "environment.kwargs": {"marker": str(marker)}, "runtime": "inline"}
     with training(tmp_path, **env) as process:
         wait_until(marker.exists, process)
         while process.poll() is None:
             send_to_group(process, signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):  # a second that comes too early is one with the first
+            with suppress(subprocess.TimeoutExpired):  # a second one that comes too early merges with the first
                 process.wait(timeout=2.0)
         out, errors = require_clean_end(process, tmp_path)
     assert json.loads(out)["state"] == "STOPPED", errors
@@ -166,7 +166,7 @@ def test_more_signals_free_a_stuck_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_environment_that_is_stuck_is_not_waited_for(tmp_path):
+def test_a_hanging_environment_is_not_waited_for(tmp_path):
     marker = tmp_path / "stuck"
     env = {"env": "__main__:StuckEnv", "environment.kwargs": {"marker": str(marker)}}
     with training(tmp_path, **env) as process:
@@ -190,7 +190,7 @@ def ask_to_stop(process, tmp_path):
     ],
     ids=["SIGINT", "SIGTERM", "command"],
 )
-def test_a_last_evaluation_that_is_stuck_is_not_waited_for(stop, reason, message, tmp_path):
+def test_a_hanging_last_evaluation_is_not_waited_for(stop, reason, message, tmp_path):
     marker = tmp_path / "stuck"
     env = {"env": "__main__:CrowdedEnv", "environment.kwargs": {"marker": str(marker)}, "evaluation.episodes": 20}
     with training(tmp_path, **env, steps=64) as process:
@@ -202,11 +202,11 @@ def test_a_last_evaluation_that_is_stuck_is_not_waited_for(stop, reason, message
     assert json.loads(out) == said, errors
 
 
-def test_a_killed_supervisor_takes_its_processes_along(tmp_path):
+def test_processes_end_when_the_supervisor_is_killed(tmp_path):
     with training(tmp_path) as process:
         wait_until(lambda: trained(tmp_path), process)
         assert len(session(process.pid)) > 4
-        (left,) = rooms()
+        (left,) = shared_directories()
         process.kill()
         process.communicate()
         wait_until(lambda: not session(process.pid))

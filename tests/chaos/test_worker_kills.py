@@ -1,4 +1,6 @@
-"""Workers that push gradients, killed with -9: rounds go on to the same weights, free workers go on without; all is counted."""
+"""Workers that push gradients, killed with -9: rounds lead to the same weights, free workers continue without; all
+pushes are counted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import pytest
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.training.resume import resume
-from tests.chaos.test_kills import Reaper
+from tests.chaos.test_kills import RoleKiller
 from tests.support.chaos import events, pace, require_single_records, train
 
 pytestmark = pytest.mark.integration
@@ -30,10 +32,10 @@ def ledger_of(path):
 
 
 @pytest.mark.slow
-def test_a_round_goes_on_with_the_worker_that_comes_in_place_of_a_killed_one(tmp_path):
+def test_a_round_continues_with_the_replacement_of_a_killed_worker(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))
-    reaper = Reaper(["worker-0", "worker-1", "worker-0"], 0)
+    reaper = RoleKiller(["worker-0", "worker-1", "worker-0"], 0)
     with pace(PACED_S):
         result = train(settings(tmp_path / "killed", "a2c", 1600), [reaper])
     assert len(reaper.killed) == 3
@@ -48,8 +50,8 @@ def test_a_round_goes_on_with_the_worker_that_comes_in_place_of_a_killed_one(tmp
 
 
 @pytest.mark.slow
-def test_free_workers_go_on_without_one_that_is_killed_too_often(tmp_path):
-    reaper = Reaper(["worker-0", "worker-0"], 1)
+def test_free_workers_continue_without_a_repeatedly_killed_one(tmp_path):
+    reaper = RoleKiller(["worker-0", "worker-0"], 1)
     with pace(PACED_S):
         result = train(settings(tmp_path / "run", "a3c", 2000, **{"flow.max_restarts": 1}), [reaper])
     assert reaper.killed == ["worker-0", "worker-0"]
@@ -63,10 +65,10 @@ def test_free_workers_go_on_without_one_that_is_killed_too_often(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_learner_is_resumed_with_its_accounts(tmp_path):
+def test_a_killed_learner_is_resumed_with_its_counts(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1200, runtime="inline"))
-    reaper = Reaper(["learner"], 2)
+    reaper = RoleKiller(["learner"], 2)
     with pace(PACED_S):
         result = train(settings(tmp_path / "killed", "a2c", 1200, restarts=1), [reaper])
     assert reaper.killed == ["learner"]
@@ -76,11 +78,13 @@ def test_a_killed_learner_is_resumed_with_its_accounts(tmp_path):
 
 
 @pytest.mark.slow
-def test_in_rounds_a_worker_that_cannot_be_mended_ends_the_run_and_a_resume_goes_on(tmp_path):
+def test_in_rounds_a_repeatedly_killed_worker_ends_the_run_which_can_be_resumed(tmp_path):
     with pace(0.0):
         twin = train(settings(tmp_path / "twin", "a2c", 1600, runtime="inline"))
     with pace(PACED_S):
-        failed = train(settings(tmp_path / "run", "a2c", 1600, **{"flow.max_restarts": 0}), [Reaper(["worker-1"], 3)])
+        failed = train(
+            settings(tmp_path / "run", "a2c", 1600, **{"flow.max_restarts": 0}), [RoleKiller(["worker-1"], 3)]
+        )
     assert (failed.state, failed.summary["reason"]) == ("FAILED", "role_died")
     with pace(0.0):
         again = resume(tmp_path / "run")

@@ -59,7 +59,7 @@ def test_progress_bar_works_without_color():
     assert text_charts.progress(0.0, 3) == "───"
 
 
-def test_number_formats():
+def test_numbers_are_formatted():
     assert text_charts.count(1234567) == "1,234,567"
     assert text_charts.count(None) == "–"
     assert text_charts.decimal(475.04) == "475.0"

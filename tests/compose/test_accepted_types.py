@@ -1,4 +1,4 @@
-"""NumPy's scalars, Python lists and torch's tensors are taken wherever a number or an array is."""
+"""NumPy scalars, Python lists and torch tensors are accepted wherever a number or an array is expected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDENTITY = "steppe/Identity-v0"
 
 
 class Odd(gym.Env):
-    """Answers with NumPy's scalars for everything."""
+    """Returns NumPy scalars for everything."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -58,7 +58,7 @@ def test_counts_may_be_numpy_integers() -> None:
     assert steppe.train(IDENTITY, steps=np.int64(64), **settings, runtime="inline").summary["env_steps"] >= 64
 
 
-def test_environments_may_answer_with_numpy_scalars() -> None:
+def test_environments_may_return_numpy_scalars() -> None:
     environment = DistributedEnvironment(Odd, 1, runtime="inline")
     agent = DistributedAgent("dqn", seed=0, config={"hidden": [8]}).bind(environment)
     steps = environment.generate_experiences(agent, 2)
@@ -106,7 +106,7 @@ def test_parameter_servers_take_lists_and_tensors() -> None:
     assert rounds.federated_averaging({"a": {"w": torch.ones(1)}})["w"] == [1.0]
 
 
-def test_no_gradients_are_one_sentence() -> None:
+def test_missing_gradients_are_refused_in_one_sentence() -> None:
     agent = DistributedAgent("ppo").bind(DistributedEnvironment(IDENTITY, 1))
     with pytest.raises(UsageError, match="there are no gradients to apply: give what compute_gradients returned"):
         agent.apply_gradients({})

@@ -1,4 +1,4 @@
-"""Loops with a parameter server: workers push gradients, the server goes on from where the run ended, and so do single episodes."""
+"""Loops with a parameter server: workers push gradients, and later runs and single episodes continue with the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(one: dict, other: dict) -> bool:
     return all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_workers_train_through_the_server_that_was_given() -> None:
+def test_workers_train_with_the_given_server() -> None:
     environment, agent = parts()
     server = ParameterServer(agent.get_policy_parameters(), update_frequency=1, optimizer="adam")
     loop = AsyncMainLoop(environment, None, agent, server, num_workers=2, config=SHORT)
@@ -60,7 +60,7 @@ def test_workers_train_through_the_server_that_was_given() -> None:
     assert server.get_server_stats()["accepted_pushes"] == 40
 
 
-def test_the_server_says_how_gradients_are_applied() -> None:
+def test_the_server_decides_how_gradients_are_applied() -> None:
     environment, agent = parts("a2c")
     settings = {"rounds": Rounds(synchronous=True), "optimizer": Optimizer("momentum", 0.01, 0.8, max_norm=2.0)}
     server = ParameterServer(agent.get_policy_parameters(), "median", update_frequency=10, **settings)
@@ -72,7 +72,7 @@ def test_the_server_says_how_gradients_are_applied() -> None:
     assert loop.run_async_training(960)["updates"] == server.version == 10
 
 
-def test_what_the_server_knows_is_what_a_run_begins_with() -> None:
+def test_a_run_starts_with_the_parameters_of_the_server() -> None:
     environment, agent = parts()
     taught = {name: value + 1.0 for name, value in agent.get_policy_parameters().items()}
     server = ParameterServer(taught, update_frequency=10**6)
@@ -80,7 +80,7 @@ def test_what_the_server_knows_is_what_a_run_begins_with() -> None:
     assert same(agent.get_policy_parameters(), taught), "too few pushes for an update: the server's own parameters"
 
 
-def test_without_a_server_the_run_has_its_own(tmp_path: Path) -> None:
+def test_without_a_server_the_run_creates_one(tmp_path: Path) -> None:
     environment, agent = parts()
     loop = AsyncMainLoop(environment, None, agent, None, num_workers=2, config=SHORT)
     assert loop.run_async_training(640)["updates"] == 20
@@ -88,7 +88,7 @@ def test_without_a_server_the_run_has_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_are_processes_where_they_can_be() -> None:
+def test_workers_are_processes_where_possible() -> None:
     environment = DistributedEnvironment(IDENTITY, 1)
     agent = DistributedAgent("a3c", seed=0).bind(environment)
     server = ParameterServer(agent.get_policy_parameters(), update_frequency=1, optimizer="adam")
@@ -144,13 +144,13 @@ def refused(server=None, algo="a3c", pool=None, workers=2, **more):
         (lambda: refused(config={"normalize_obs": True}), "normalize_obs needs the experience of all workers"),
     ],
 )
-def test_parts_that_do_not_go_together_get_one_sentence(make, sentence: str) -> None:
+def test_incompatible_components_are_refused_in_one_sentence(make, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make()()
 
 
 @pytest.mark.parametrize("runtime", ["ray", "mpi"])
-def test_a_server_is_refused_where_the_learner_is_in_another_process(runtime: str) -> None:
+def test_a_server_is_refused_if_the_learner_is_in_another_process(runtime: str) -> None:
     environment = DistributedEnvironment("steppe/Identity-v0", 2)
     agent = DistributedAgent("a3c", seed=0).bind(environment)
     server = ParameterServer(agent.get_policy_parameters())
@@ -167,7 +167,7 @@ def test_a_server_with_other_parameters_is_refused() -> None:
         loop.run_async_training(64)
 
 
-def test_main_loop_with_a_server_goes_by_gradients() -> None:
+def test_main_loop_with_a_server_uses_gradients() -> None:
     environment, agent = parts("a2c")
     server = ParameterServer(
         agent.get_policy_parameters(), "weighted", 3, optimizer=Optimizer("adam", 0.01), rounds=Rounds(synchronous=True)
@@ -182,8 +182,8 @@ def test_main_loop_with_a_server_goes_by_gradients() -> None:
     assert same(agent.get_policy_parameters(), server.weights().arrays())
 
 
-def test_a_server_with_nothing_but_parameters_will_do() -> None:
-    """The plainest way to write it: average, ten pushes at a time, plain descent."""
+def test_a_server_with_parameters_only_is_sufficient() -> None:
+    """With all defaults: averages, ten pushes at a time, gradient descent."""
     environment, agent = parts("a2c")
     initial_params = agent.get_policy_parameters()
     param_server = ParameterServer(initial_params)
@@ -196,7 +196,7 @@ def test_a_server_with_nothing_but_parameters_will_do() -> None:
 
 
 @pytest.mark.parametrize("algo", ["a2c", "dqn"])
-def test_single_episodes_push_to_the_server_and_go_on_with_what_comes_back(algo: str) -> None:
+def test_single_episodes_push_to_the_server_and_pull_new_parameters(algo: str) -> None:
     environment, _ = parts(algo)
     agent = DistributedAgent(algo, seed=0, config={"learning_starts": 16} if algo == "dqn" else {}).bind(environment)
     server = ParameterServer(agent.get_policy_parameters(), update_frequency=1, optimizer="adam")
@@ -208,7 +208,7 @@ def test_single_episodes_push_to_the_server_and_go_on_with_what_comes_back(algo:
     assert server.get_server_stats()["workers"]["loop"]["accepted"] == server.version
 
 
-def test_a_checkpoint_of_the_loop_brings_its_server_back(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_loop_restores_its_server(tmp_path: Path) -> None:
     def make() -> MainLoop:
         environment, agent = parts("a2c")
         server = ParameterServer(agent.get_policy_parameters(), update_frequency=1, optimizer="adam")
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_the_loop_brings_its_server_back(tmp_path: Path) -> None
     assert same(other.agent.get_policy_parameters(), loop.agent.get_policy_parameters())
 
 
-def test_a_loop_without_a_server_keeps_a_store_of_its_own(tmp_path: Path) -> None:
+def test_a_loop_without_a_server_keeps_its_own_parameters(tmp_path: Path) -> None:
     environment, agent = parts("ppo")
     loop = MainLoop(environment, None, agent, parameter_server=None, config={**SHORT, "steps": 200})
     store = loop.parameter_server
@@ -244,8 +244,8 @@ def test_a_loop_without_a_server_keeps_a_store_of_its_own(tmp_path: Path) -> Non
     assert other.parameter_server.get_server_stats()["version"] == 2
 
 
-def test_an_environment_pulls_newer_parameters_by_itself() -> None:
-    """Without a loop: whoever pushes to the server changes what the workers do next."""
+def test_an_environment_pulls_newer_parameters_automatically() -> None:
+    """Without a loop: pushes to the server change what the workers do next."""
     environment = DistributedEnvironment(IDENTITY, 2, runtime="inline", seed=1)
     agent = DistributedAgent("ppo", seed=0).bind(environment)
     server = ParameterServer(agent.get_policy_parameters(), update_frequency=1)
@@ -258,7 +258,7 @@ def test_an_environment_pulls_newer_parameters_by_itself() -> None:
         towards = np.zeros_like(agent.get_policy_parameters()[bias])
         towards[1] = -1.0
         server.push_gradients("me", {bias: towards})
-        server.push_gradients("me", {bias: 1e6 * towards})  # now nobody does anything but action 1
+        server.push_gradients("me", {bias: 1e6 * towards})  # from now on only action 1 is chosen
         batch = environment.generate_batch_experiences(agent, 64)
         assert environment.get_environment_stats()["policy_version"] == 2
         assert (batch["action"] == 1).all()
@@ -296,7 +296,7 @@ def test_an_agent_trains_in_the_background_until_it_is_stopped() -> None:
     assert RunDirectory.open(summary["path"]).config().mode == "workers"
 
 
-def test_a_training_in_the_background_that_fails_says_so_when_it_is_stopped() -> None:
+def test_stop_raises_the_failure_of_training_in_the_background() -> None:
     environment = DistributedEnvironment("steppe/Failing-v0", 1, config=steppe.EnvConfig(kwargs={"at_step": 20}))
     agent = AsyncAgent("a3c", num_workers=1, config={"segment_steps": 8}).bind(environment)
     agent.start_async_training()

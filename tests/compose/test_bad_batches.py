@@ -1,4 +1,4 @@
-"""Batches by hand with values that no agent can learn from: one sentence each, and nothing is learned."""
+"""Batches made by hand with values that no agent can learn from: each is refused in one sentence and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = [("dqn", "discrete"), ("ppo", "discrete"), ("a2c", "multi_discrete"), ("
 
 
 def rows(spec: EnvSpec, count: int = 6) -> dict[str, np.ndarray]:
-    """Flat transitions with all that these agents need."""
+    """Return flat transitions with all columns that these agents need."""
     stream = np.random.default_rng(0)
     seen = stream.integers(5, size=count) if spec.num_states else stream.random((count, 3), np.float32)
     field = spec.action.field
@@ -54,7 +54,7 @@ def test_an_action_out_of_range_is_refused_and_nothing_is_learned(algorithm: str
 
 @pytest.mark.parametrize(("algorithm", "kind"), KINDS)
 @pytest.mark.parametrize("column", ["obs", "reward"])
-def test_what_is_not_finite_is_refused(algorithm: str, kind: str, column: str) -> None:
+def test_non_finite_values_are_refused(algorithm: str, kind: str, column: str) -> None:
     agent, batch = DistributedAgent(algorithm).bind(SPECS[kind]), rows(SPECS[kind])
     batch[column] = batch[column].astype(np.float64)
     batch[column][2] = np.nan

@@ -1,4 +1,4 @@
-"""Dictionaries become segments and batches: where trajectories are cut, and what is refused."""
+"""Dictionaries are converted to segments and batches: where trajectories are cut, and what is refused."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def step(place: float, following: float, *, end: str = "", episode: int = 0) -> 
     }
 
 
-def test_flat_steps_become_one_column_that_is_cut_where_they_do_not_go_on() -> None:
+def test_flat_steps_become_one_column_cut_between_trajectories() -> None:
     steps = [
         step(1, 2),
         step(2, 3, end="terminated"),
         step(10, 11),
-        step(11, 12),  # unfinished: what follows is from elsewhere
+        step(11, 12),  # unfinished: the next step belongs to another trajectory
         step(20, 21),
         step(21, 22, end="truncated"),
         step(30, 31),
@@ -49,12 +49,12 @@ def test_flat_steps_become_one_column_that_is_cut_where_they_do_not_go_on() -> N
     assert segment.num_valid == 7
 
 
-def test_the_number_of_the_episode_cuts_where_observations_cannot_tell() -> None:
+def test_episode_numbers_cut_trajectories_with_equal_observations() -> None:
     steps = [step(1, 1, episode=0), step(1, 1, episode=0), step(1, 1, episode=1)]
     assert to_segment(stack_experiences(steps), SPEC, EXTRAS)["truncated"][:, 0].tolist() == [False, True, False]
 
 
-def test_a_rollout_stays_as_it_is() -> None:
+def test_a_rollout_is_unchanged() -> None:
     flat = to_segment(stack_experiences([step(1, 2), step(2, 3, end="terminated")]), SPEC, EXTRAS)
     again = to_segment(flat.columns, SPEC, EXTRAS)
     assert all(np.array_equal(flat[name], again[name]) for name in flat.columns)
@@ -79,7 +79,7 @@ def test_transitions_of_one_step_have_the_discount_of_one_step() -> None:
         ([step(1, 2) | {"obs": np.zeros(3)}], r"'obs' has shape \(1, 3\), where \(1, 2\) is needed"),
     ],
 )
-def test_mistakes_get_one_sentence(steps: list[dict], sentence: str) -> None:
+def test_invalid_batches_are_refused_in_one_sentence(steps: list[dict], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         to_segment(stack_experiences(steps), SPEC, EXTRAS)
 

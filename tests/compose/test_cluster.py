@@ -1,4 +1,6 @@
-"""DistributedMainLoop: several nodes train CartPole together, a liar among them, and what one node's loop says and refuses."""
+"""DistributedMainLoop: several nodes, one of them Byzantine, train CartPole together; results and refusals of one
+node's loop.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ def make_server(cluster: dict) -> ParameterServer:
     return make_cluster_server(read_cluster(cluster), resolve_config(("call", RUN)))
 
 
-class Liar(threading.Thread):
-    """Takes part in every round and pushes nonsense."""
+class ByzantineNode(threading.Thread):
+    """Takes part in every round and pushes random values."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -67,14 +69,14 @@ class Liar(threading.Thread):
         self.client.close()
 
 
-def train_with_a_liar(aggregation: str) -> tuple[float, float]:
-    """Two honest nodes and a liar; what the honest ones are worth in the end, and the smallest deviation of a layer's weights."""
+def train_with_a_byzantine_node(aggregation: str) -> tuple[float, float]:
+    """Return the honest nodes' final returns and the smallest standard deviation of a layer's weights."""
     cluster = {"parameter_server": "localhost:1", "aggregation": aggregation, "sync_every": 1, "deadline_s": 60.0}
     server = make_server(cluster)
     port = server.start_server(port=0, token=TOKEN)
     cluster["parameter_server"] = f"localhost:{port}"
     loops = [loop_of(f"{aggregation}-{i}", cluster, i, steps=60_000) for i in range(2)]
-    liar = Liar(f"grpc://localhost:{port}")
+    liar = ByzantineNode(f"grpc://localhost:{port}")
     liar.start()
     threads = [threading.Thread(target=loop.run) for loop in loops]
     for thread in threads:
@@ -93,16 +95,18 @@ def train_with_a_liar(aggregation: str) -> tuple[float, float]:
 @pytest.mark.long
 @pytest.mark.slow
 def test_krum_defeats_a_byzantine_node_and_averaging_does_not() -> None:
-    """CartPole, 60,000 steps a node: an untrained policy is worth about 20, 500 is perfect. An average of three takes a third of
-    the nonsense over in each of more than ten rounds, a deviation of 1; what such a policy is worth is anybody's guess."""
-    value, deviation = train_with_a_liar("krum")
+    """CartPole, 60,000 steps a node: an untrained policy has a return of about 20, 500 is the maximum. An average of
+    three adds a third of the random values, with a standard deviation of 1, in each of more than ten rounds; the
+    return of such a policy is arbitrary.
+    """
+    value, deviation = train_with_a_byzantine_node("krum")
     assert value > 150.0
     assert deviation < 0.5
-    _, deviation = train_with_a_liar("federated")
+    _, deviation = train_with_a_byzantine_node("federated")
     assert deviation > 1.5
 
 
-def test_a_node_serves_trains_and_says_what_the_cluster_did() -> None:
+def test_a_node_serves_trains_and_reports_on_the_cluster() -> None:
     agent = DistributedAgent("ppo")
     environment = DistributedEnvironment("CartPole-v1", 1, envs_per_worker=8, runtime="inline")
     agent.bind(environment)
@@ -162,7 +166,7 @@ def test_a_node_serves_trains_and_says_what_the_cluster_did() -> None:
         ),
     ],
 )
-def test_what_is_no_node(given: dict, words: str) -> None:
+def test_invalid_nodes_are_refused(given: dict, words: str) -> None:
     if given.get("param_server") is ParameterClient:
         given = {**given, "param_server": ParameterClient("grpc://localhost:1")}
     environment = DistributedEnvironment("CartPole-v1", 1, runtime="inline")
@@ -173,7 +177,7 @@ def test_what_is_no_node(given: dict, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_whole_configuration_takes_the_cluster_too() -> None:
+def test_a_complete_configuration_accepts_cluster_settings() -> None:
     environment = DistributedEnvironment("CartPole-v1", 1, envs_per_worker=8, runtime="inline")
     config = MainLoop(environment, None, DistributedAgent("ppo"), config={"seed": 7}).config
     assert isinstance(config, RunConfig)

@@ -1,4 +1,4 @@
-"""DistributedAgent by itself: settings, learning from dictionaries, parameters, gradients, exact checkpoints."""
+"""DistributedAgent without a loop: settings, learning from dictionaries, parameters, gradients, exact checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_arguments_become_the_settings_of_each_algorithm() -> None:
         (lambda: DistributedAgent("dqn", learning_rate=-1.0), "learning_rate=-1.0"),
     ],
 )
-def test_settings_that_cannot_be_get_one_sentence(make, sentence: str) -> None:
+def test_invalid_settings_are_refused_in_one_sentence(make, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make()
 
@@ -74,7 +74,7 @@ def test_an_algorithm_may_be_a_name_a_class_or_an_agent(environment: Distributed
     assert DistributedAgent("steppe.algorithms.ppo.ppo:PPO", config=steppe.PPOConfig()).bind(environment).built is False
 
 
-def test_parameters_are_copies_and_come_back(environment: DistributedEnvironment) -> None:
+def test_parameters_are_copies_and_can_be_restored(environment: DistributedEnvironment) -> None:
     agent, other = (
         DistributedAgent("dqn", seed=1).bind(environment),
         DistributedAgent("dqn", seed=2).bind(environment.spec),
@@ -92,7 +92,7 @@ def test_parameters_are_copies_and_come_back(environment: DistributedEnvironment
         agent.set_policy_parameters(parameters | {name: np.zeros(3, np.float32)})
 
 
-def test_gradients_by_name_are_the_agent_s_and_step_as_learning_does(environment: DistributedEnvironment) -> None:
+def test_named_gradients_equal_the_agents_and_update_as_learning_does(environment: DistributedEnvironment) -> None:
     batch = transitions(16, environment.spec)
     learned, stepped = (DistributedAgent("dqn", seed=3).bind(environment) for _ in range(2))
     gradients = stepped.compute_gradients(batch)
@@ -111,7 +111,7 @@ def test_gradients_by_name_are_the_agent_s_and_step_as_learning_does(environment
         stepped.apply_gradients({name: value for name, value in gradients.items() if name != first})
 
 
-def test_dqn_learns_to_say_what_it_sees_by_hand(environment: DistributedEnvironment) -> None:
+def test_dqn_learns_the_identity_task_by_update_policy(environment: DistributedEnvironment) -> None:
     agent = DistributedAgent("dqn", batch_size=64, config={"gamma": 0.0, "hidden": (32,)}, seed=0).bind(environment)
     pool = steppe.ReplayBufferPool(2, 2_000, use_prioritized=True)
     pool.add_experiences(transitions(2_000, environment.spec))
@@ -128,7 +128,7 @@ def test_dqn_learns_to_say_what_it_sees_by_hand(environment: DistributedEnvironm
     assert agent.evaluate_policy(5)["return_mean"] == 16.0
 
 
-def test_ppo_learns_to_say_what_it_sees_by_hand(environment: DistributedEnvironment) -> None:
+def test_ppo_learns_the_identity_task_by_update_policy(environment: DistributedEnvironment) -> None:
     agent = DistributedAgent("ppo", 0.005, 64, config={"gamma": 0.5}, seed=0).bind(environment)
     before = agent.evaluate_policy(10)["return_mean"]
     for _ in range(15):
@@ -139,7 +139,7 @@ def test_ppo_learns_to_say_what_it_sees_by_hand(environment: DistributedEnvironm
     assert agent.evaluate_policy(10)["return_mean"] > 14.0
 
 
-def test_evaluations_are_reproducible_and_disturb_nothing(environment: DistributedEnvironment) -> None:
+def test_evaluations_are_reproducible_and_change_nothing(environment: DistributedEnvironment) -> None:
     agent = DistributedAgent("ppo").bind(environment)
     weights = agent.agent.weights().sha256()
     first, second, third = (agent.evaluate_policy(8, seed=seed) for seed in (1, 1, 2))
@@ -149,12 +149,14 @@ def test_evaluations_are_reproducible_and_disturb_nothing(environment: Distribut
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
-def test_a_checkpoint_goes_on_exactly(algorithm: str, environment: DistributedEnvironment, tmp_path: Path) -> None:
+def test_a_restored_checkpoint_continues_exactly(
+    algorithm: str, environment: DistributedEnvironment, tmp_path: Path
+) -> None:
     agent = DistributedAgent(algorithm, seed=5).bind(environment)
     experiences = environment.generate_experiences(agent, 6)
     agent.update_policy(experiences)
     agent.save_checkpoint(tmp_path / "agent")
-    agent.save_checkpoint(tmp_path / "agent")  # in place of the one before
+    agent.save_checkpoint(tmp_path / "agent")  # replaces the previous one
     agent.update_policy(experiences)
     other = DistributedAgent(algorithm, seed=5)
     other.load_checkpoint(tmp_path / "agent")
@@ -166,7 +168,7 @@ def test_a_checkpoint_goes_on_exactly(algorithm: str, environment: DistributedEn
         DistributedAgent("ppo" if algorithm == "dqn" else "dqn").load_checkpoint(tmp_path / "agent")
 
 
-def test_the_target_network_follows_the_steps_that_updates_stand_for(environment: DistributedEnvironment) -> None:
+def test_the_target_network_is_synchronized_by_update_steps(environment: DistributedEnvironment) -> None:
     agent = DistributedAgent("dqn", update_frequency=4, target_update_frequency=40, seed=0).bind(environment)
     batch = transitions(32, environment.spec)
     targets = []
@@ -177,7 +179,7 @@ def test_the_target_network_follows_the_steps_that_updates_stand_for(environment
     assert changes == [9, 19], "every 40 steps are 10 updates"
 
 
-def test_a_built_agent_keeps_to_its_world(environment: DistributedEnvironment) -> None:
+def test_a_built_agent_refuses_another_environment(environment: DistributedEnvironment) -> None:
     agent = DistributedAgent("ppo").bind(environment)
     agent.get_policy_parameters()
     agent.bind(environment)
@@ -188,8 +190,8 @@ def test_a_built_agent_keeps_to_its_world(environment: DistributedEnvironment) -
 
 
 @pytest.mark.parametrize("algo", ["q-learning", "sarsa", "double-q", "n-step-q", "q-lambda"])
-def test_tables_learn_by_hand(algo: str) -> None:
-    """The environment numbers its states for an agent with a table, without being told to."""
+def test_tables_learn_by_update_policy(algo: str) -> None:
+    """The environment numbers its states for an agent with a table without a setting."""
     with DistributedEnvironment("FrozenLake-v1", 2, runtime="inline", seed=1) as environment:
         agent = DistributedAgent(algo, learning_rate=0.5, seed=0).bind(environment)
         assert environment.spec.num_states == 16

@@ -1,4 +1,4 @@
-"""Experience from several workers: whole, ordered, never mixed, reproducible, and nothing is left behind."""
+"""Experience from several workers: complete, ordered, never mixed, reproducible, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def workers() -> list[str]:
     return [child.name for child in multiprocessing.active_children() if child.name.startswith("steppe-actor")]
 
 
-def rooms() -> set[Path]:
-    """Of this process alone: other tests may have such workers at the same time."""
+def shared_directories() -> set[Path]:
+    """Return the shared directories of this process only: other tests can have such workers at the same time."""
     return {*owned_dirs, *Path(tempfile.gettempdir()).glob("steppe-workers-*")}
 
 
@@ -100,7 +100,7 @@ def test_experience_is_the_same_on_every_runtime() -> None:
     assert {key: len(column) for key, column in batch.items()} == dict.fromkeys(keys, 70)
 
 
-def test_batches_go_on_where_they_were_until_a_reset() -> None:
+def test_batches_continue_until_a_reset() -> None:
     with DistributedEnvironment(COUNTING, 1, runtime="inline") as environment:
         agent = DistributedAgent("dqn")
         first = environment.generate_batch_experiences(agent, 32)["obs"]
@@ -113,7 +113,7 @@ def test_batches_go_on_where_they_were_until_a_reset() -> None:
         assert tuple(after[1:]) == follows
     assert third[0, 2] == 0
     identity, episode, step = second[-1].astype(int).tolist()
-    ended = step + 1 == CountingEnv.length_of(identity, episode)  # then the next episode had already begun
+    ended = step + 1 == CountingEnv.length_of(identity, episode)  # then the next episode had already started
     assert third[0, 1] == episode + 1 + ended
 
 
@@ -127,7 +127,7 @@ def test_long_episodes_are_cut_as_truncated() -> None:
         assert not steps[-1]["terminated"]
 
 
-def test_parameters_given_to_the_workers_take_the_place_of_the_policy_s() -> None:
+def test_parameters_given_to_the_workers_replace_the_policys() -> None:
     with DistributedEnvironment("steppe/Identity-v0", 1, runtime="inline", seed=2) as environment:
         agent, other = (
             DistributedAgent("ppo", seed=1).bind(environment),
@@ -148,7 +148,7 @@ def test_parameters_given_to_the_workers_take_the_place_of_the_policy_s() -> Non
         environment.generate_batch_experiences(agent, 1)
 
 
-def test_an_agent_of_the_house_is_a_policy() -> None:
+def test_a_built_in_agent_is_a_policy() -> None:
     from steppe.algorithms.dqn.dqn import DQN
 
     with DistributedEnvironment("CartPole-v1", 1, runtime="inline") as environment:
@@ -156,7 +156,7 @@ def test_an_agent_of_the_house_is_a_policy() -> None:
     assert {int(step["action"]) for step in steps} <= {0, 1}
 
 
-def test_lambdas_work_here_and_get_a_sentence_where_they_cannot() -> None:
+def test_lambdas_work_inline_and_are_refused_elsewhere() -> None:
     make = lambda: gym.make("CartPole-v1")  # noqa: E731
     with DistributedEnvironment(make, 2) as environment:
         environment.generate_experiences(DistributedAgent("ppo"), 2)
@@ -165,7 +165,7 @@ def test_lambdas_work_here_and_get_a_sentence_where_they_cannot() -> None:
         DistributedEnvironment(make, 2, runtime="processes").generate_experiences(DistributedAgent("ppo"), 1)
 
 
-def test_stats_count_what_was_played() -> None:
+def test_stats_count_the_played_episodes() -> None:
     environment = DistributedEnvironment(COUNTING, 2, runtime="inline")
     assert environment.get_environment_stats()["running"] is False
     with environment:
@@ -178,7 +178,7 @@ def test_stats_count_what_was_played() -> None:
     assert environment.get_environment_stats()["running"] is False
 
 
-def test_a_failing_environment_is_told_with_its_traceback_and_leaves_nothing() -> None:
+def test_a_failing_environment_is_reported_with_its_traceback_and_leaves_nothing() -> None:
     config = steppe.EnvConfig(kwargs={"at_step": 5})
     environment = DistributedEnvironment("steppe/Failing-v0", 2, config=config, runtime="processes")
     with pytest.raises(EnvironmentFault, match="this environment was made to fail") as caught:
@@ -196,12 +196,12 @@ def test_a_failing_environment_is_told_with_its_traceback_and_leaves_nothing() -
         (lambda: DistributedAgent("ppo", use_gpu=True, device="cpu"), "contradict"),
     ],
 )
-def test_mistakes_get_one_sentence(make, sentence: str) -> None:
+def test_invalid_arguments_are_refused_in_one_sentence(make, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make()
 
 
-def test_a_gpu_that_is_not_there_is_an_error_and_auto_is_not() -> None:
+def test_a_missing_gpu_is_an_error_unless_the_device_is_auto() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -212,21 +212,21 @@ def test_a_gpu_that_is_not_there_is_an_error_and_auto_is_not() -> None:
         assert environment.generate_experiences(DistributedAgent("ppo", device="auto"), 1)
 
 
-def test_a_forgotten_environment_takes_its_workers_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_end_with_a_garbage_collected_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = DistributedEnvironment(COUNTING, 2, runtime="processes")
-    before = rooms()
+    before = shared_directories()
     environment.generate_experiences(DistributedAgent("ppo"), 2)
     assert len(workers()) == 2
-    assert len(rooms() - before) == 2, "shared memory, and a directory for logs"
+    assert len(shared_directories() - before) == 2, "shared memory, and a directory for logs"
     del environment
     gc.collect()
     assert workers() == []
-    assert rooms() <= before
+    assert shared_directories() <= before
 
 
 @pytest.mark.slow
-def test_the_end_of_the_program_ends_forgotten_workers(tmp_path: Path) -> None:
+def test_workers_end_with_the_program(tmp_path: Path) -> None:
     script = tmp_path / "forgetful.py"
     script.write_text(
         textwrap.dedent("""
@@ -253,6 +253,6 @@ def test_the_end_of_the_program_ends_forgotten_workers(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_unbound_agents_say_what_to_do() -> None:
+def test_unbound_agents_raise_an_error_with_instructions() -> None:
     with pytest.raises(UsageError, match=r"call bind\(environment\) first"):
         DistributedAgent("ppo").get_policy_parameters()

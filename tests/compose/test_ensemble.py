@@ -1,4 +1,4 @@
-"""Ensembles: what they choose together, how far apart they are, who is best, and what each member learns from."""
+"""Ensembles: joint decisions, disagreement, the best member, and what each member learns from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ IDENTITY = "steppe/Identity-v0"
 
 
 class Fixed(DistributedAgent):
-    """A member that always does the same."""
+    """A member that always returns the same action."""
 
-    spec = agent = None  # not built when they are asked for
+    spec = agent = None  # built only when requested
 
     def __init__(self, spec: EnvSpec, action, score: float = 0.0) -> None:
         self.spec, self.action, self.score = spec, np.asarray(action), score
@@ -46,7 +46,7 @@ def learner(actions, kind="discrete", scores=None, **more):
     return MultiAgentLearner(members, **more)
 
 
-def test_the_majority_decides_and_the_rest_disagree():
+def test_the_majority_decides_and_disagreement_is_measured():
     obs = np.zeros((5, 3), np.float32)
     many = learner([2, 1, 2, 2, 0])
     assert many.ensemble_predict(obs).tolist() == [2] * 5
@@ -62,7 +62,7 @@ def test_continuous_actions_are_averaged():
     assert two.disagreement(np.zeros((2, 3), np.float32)) == pytest.approx((0.5 + 1.0) / 2)
 
 
-def test_the_best_member_by_return_and_by_what_training_told():
+def test_the_best_member_is_chosen_by_evaluation_or_training_return():
     three = learner([0, 1, 2], scores=[1.0, 5.0, 3.0])
     assert three.get_best_agent()[0] == "m1"
     with pytest.raises(UsageError, match="no member was trained yet"):
@@ -85,7 +85,7 @@ def steps(episodes: int, length: int = 4) -> list[dict]:
     ]  # fmt: skip
 
 
-def test_members_learn_from_draws_of_whole_episodes():
+def test_members_learn_from_bootstrap_samples_of_episodes():
     three = learner([0, 1, 1])
     told = three.train_agents({name: steps(50) for name in three.agents})
     assert [metrics["disagreement"] for metrics in told.values()] == pytest.approx([1 / 3] * 3)

@@ -1,4 +1,4 @@
-"""Agents that remember, in the composition API and in the user's hands: what works, and what is refused in a sentence."""
+"""Recurrent agents in the composition API and in user code: what works, and what is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_arguments_keep_their_meaning_for_sequences():
 
 
 @pytest.mark.parametrize(("algo", "config"), [("r2d2", R2D2), ("ppo", PPO)])
-def test_a_loop_trains_an_agent_that_remembers(algo, config, environment):
+def test_a_loop_trains_a_recurrent_agent(algo, config, environment):
     loop = MainLoop(environment, None, DistributedAgent(algo, config=config))
     summary = loop.run_training(40, evaluation_frequency=1000, checkpoint_frequency=1000)
     assert loop.episode >= 40
@@ -42,7 +42,7 @@ def test_a_loop_trains_an_agent_that_remembers(algo, config, environment):
     assert summary["updates"] > 0
 
 
-def test_a_pool_of_ones_own_holds_sequences(environment):
+def test_a_users_pool_holds_sequences(environment):
     pool = ReplayBufferPool(1, 2_000, use_prioritized=True, alpha=0.5)
     loop = MainLoop(environment, pool, DistributedAgent("r2d2", config=R2D2))
     assert loop.run_training(40, evaluation_frequency=1000, checkpoint_frequency=1000)["updates"] > 0
@@ -71,7 +71,7 @@ def test_single_steps_are_refused(environment):
 
 
 def drawn_from(steps, agent):
-    """Episodes of an environment as windows of time, through the buffers that a user has."""
+    """Return episodes of an environment as windows of time, from the buffers that users have."""
     buffer = GlobalBuffer(500, Windowing(6, burn_in=2, n_step=2), batch_size=8, seed=0)
     for number in {step["episode"] for step in steps}:
         episode = [step for step in steps if step["episode"] == number]
@@ -87,7 +87,7 @@ def moved(agent, before):
     return any(not np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_r2d2_collects_and_learns_by_hand(environment):
+def test_r2d2_collects_and_learns_by_update_policy(environment):
     agent = DistributedAgent("r2d2", config=R2D2, seed=0).bind(environment)
     buffer, batch = drawn_from(environment.generate_experiences(agent, 4), agent)
     before = agent.get_policy_parameters()
@@ -115,7 +115,7 @@ def test_r2d2_collects_and_learns_by_hand(environment):
         ("learn", False, "no row to learn from"),
     ],
 )
-def test_windows_with_values_that_cannot_be_learned_from_are_refused(column, value, sentence, environment):
+def test_windows_with_invalid_values_are_refused(column, value, sentence, environment):
     agent = DistributedAgent("r2d2", config=R2D2, seed=0).bind(environment)
     _, batch = drawn_from(environment.generate_experiences(agent, 2), agent)
     spoiled = {name: np.array(values) for name, values in batch.columns.items()}
@@ -130,8 +130,8 @@ def test_windows_with_values_that_cannot_be_learned_from_are_refused(column, val
     assert not moved(agent, before)
 
 
-def test_dhc_learns_from_episodes_of_a_team_by_hand():
-    """Three agents with rewards of their own, gathered as the pathfinding project does."""
+def test_dhc_learns_from_episodes_of_several_agents():
+    """Three agents with separate rewards, collected as in the pathfinding project."""
     spec = EnvSpec("team", FieldSpec("obs", (6, 9, 9), "float32"), ActionSpec("discrete", (5,)), num_agents=3)
     agent = DistributedAgent("dhc", config={"channels": 8}, seed=0).bind(spec)
     stream, size = np.random.default_rng(0), next(f for f in agent.config.columns(spec) if f.name == "hidden").shape
@@ -154,13 +154,13 @@ def test_dhc_learns_from_episodes_of_a_team_by_hand():
     assert moved(agent, before)
 
 
-def test_an_episode_has_an_end_for_every_reward():
+def test_an_episode_needs_an_end_flag_for_every_reward():
     episode = {"obs": np.zeros((3, 2, 4)), "action": np.zeros((3, 2), int), "reward": np.zeros((3, 2), np.float32)}
     with pytest.raises(UsageError, match=r"not shapes \(3,\) and \(3, 2\)"):
         GlobalBuffer(50).add({**episode, "terminated": np.zeros(3, bool)})
 
 
-def test_a_rollout_is_learned_from_with_the_state_it_began_with(environment):
+def test_a_rollout_is_learned_with_its_initial_recurrent_state(environment):
     agent = DistributedAgent("ppo", config=PPO).bind(environment)
     stream = np.random.default_rng(0)
     batch = {
@@ -192,14 +192,14 @@ def test_a_loaded_policy_remembers_until_it_is_reset(algo, config, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "config"), [("r2d2", {}), ("ppo", {"recurrent": True})])
-def test_numbers_are_chosen_by_trying(algo, config):
+def test_numbers_of_actors_and_environments_are_chosen_by_measurement(algo, config):
     chosen = resolve_auto_settings(
         resolve_config(("call", {"env": RECALL, "algo": algo, "envs": "auto", "actors": "auto", **config}))
     )
     assert chosen.config.envs >= 1
 
 
-def test_what_means_nothing_is_refused():
+def test_meaningless_arguments_are_refused():
     for settings, sentence in (
         ({"algo": "ppo", "cell": "gru"}, "cell is for recurrent=true"),
         ({"algo": "dqn", "recurrent": True}, "unknown key 'recurrent'"),
@@ -212,7 +212,7 @@ def test_what_means_nothing_is_refused():
             resolve_config(("call", {"env": RECALL, **settings}))
 
 
-def test_a_column_of_segments_is_for_rollouts():
+def test_segment_columns_are_for_rollouts_only():
     once = FieldSpec("hidden", (3,), "float32", once=True)
     spec = SegmentSpec(4, 2, FieldSpec("obs", (3,), "float32"), FieldSpec("action", (), "int64"), (once,))
     assert spec.columns(bytearray(spec.nbytes))["hidden"].shape == (1, 2, 3)

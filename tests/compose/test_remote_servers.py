@@ -1,4 +1,4 @@
-"""A client stands for a federated or private server elsewhere in every loop and in an environment by itself."""
+"""A client represents a remote federated or private server in every loop and in an environment without a loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def parts():
 
 @pytest.fixture(params=["federated", "private"])
 def remote(request, parts, tmp_path):
-    """A server of deltas, with privacy or without, and a client of it over the network that speaks for all workers."""
+    """Yield a server of deltas, with or without privacy, and a network client of it that acts for all workers."""
     settings, tokens = {}, None
     if request.param == "private":
         plan = PrivacyPlan(tmp_path / "ledger.json", epsilon=8.0, expected_clients=2)
@@ -52,7 +52,7 @@ def remote(request, parts, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [MainLoop, AsyncMainLoop])
-def test_a_loop_pushes_to_a_server_elsewhere(kind, parts, remote) -> None:
+def test_a_loop_pushes_to_a_remote_server(kind, parts, remote) -> None:
     (environment, agent), (server, client) = parts, remote
     workers = {"num_workers": 2} if kind is AsyncMainLoop else {}
     loop = kind(environment, None, agent, client, config=SHORT | {"steps": 192}, **workers)
@@ -68,7 +68,7 @@ def test_a_loop_pushes_to_a_server_elsewhere(kind, parts, remote) -> None:
         assert 0.0 < stats["privacy"]["epsilon_spent"] <= 8.0
 
 
-def test_an_environment_pulls_newer_parameters_by_itself(parts, remote) -> None:
+def test_an_environment_pulls_newer_parameters_automatically(parts, remote) -> None:
     (environment, agent), (server, client) = parts, remote
     environment.parameter_server = client
     environment.generate_batch_experiences(agent, 8)
@@ -83,13 +83,13 @@ def test_an_environment_pulls_newer_parameters_by_itself(parts, remote) -> None:
 
 
 @pytest.mark.parametrize("remote", ["private"], indirect=True)
-def test_a_client_speaks_only_for_workers_whose_tokens_it_has(remote) -> None:
+def test_a_client_acts_only_for_workers_whose_tokens_it_has(remote) -> None:
     _, client = remote
     with pytest.raises(UsageError, match="no token for worker 'somebody', only for worker-0, worker-1"):
         client.register_worker("somebody")
 
 
-def test_a_node_of_a_cluster_pushes_to_a_federated_server_elsewhere(parts) -> None:
+def test_a_node_of_a_cluster_pushes_to_a_remote_federated_server(parts) -> None:
     environment, agent = parts
     server = FederatedParameterServer(agent.get_policy_parameters(), min_workers_for_update=1)
     port = server.start_server("localhost", 0)
@@ -120,7 +120,7 @@ def private(parts, tmp_path):
 
 
 def require_private_exchange(loop: DistributedMainLoop, server: FederatedParameterServer) -> None:
-    """Train as the only node: every release is in the ledger, and the node ends with what was released."""
+    """Train as the only node: every release is in the ledger, and the node ends with the released parameters."""
     summary = loop.run_distributed_training(16)
     assert summary["reason"] == "episodes_done"
     stats = server.get_server_stats()
@@ -138,7 +138,7 @@ def require_private_exchange(loop: DistributedMainLoop, server: FederatedParamet
     loop.close()
 
 
-def test_a_node_of_a_cluster_pushes_to_a_private_server_elsewhere(parts, private) -> None:
+def test_a_node_of_a_cluster_pushes_to_a_remote_private_server(parts, private) -> None:
     port = private.start_server("localhost", 0, token=TOKENS)
     cluster = {"parameter_server": f"localhost:{port}", "sync_every": 1}
     with ParameterClient(f"grpc://localhost:{port}", token={"node-0": TOKENS["node-0"]}) as client:
@@ -159,6 +159,6 @@ def test_a_node_of_a_cluster_serves_a_private_server(parts, private, tmp_path) -
 
 
 def pair(parts: tuple) -> tuple:
-    """Environment, no pool, agent: what every loop begins with."""
+    """Return environment, no pool, and agent, the first arguments of every loop."""
     environment, agent = parts
     return environment, None, agent

@@ -1,4 +1,4 @@
-"""The composition API has the signatures that were promised, word for word; more may be added by keyword only."""
+"""The composition API has the documented signatures, word for word; further arguments are keyword-only."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ ExperienceBuffer.sample(batch_size)
 
 
 def found(name: str) -> Any:
-    """The function behind a name of the list; for a class, its constructor."""
+    """Return the function behind a name of the list; for a class, its constructor."""
     kind, _, method = name.partition(".")
     return getattr(getattr(steppe, kind), method or "__init__")
 
 
 @pytest.mark.parametrize("line", PROMISED.split("\n")[1:-1], ids=lambda line: line.partition("(")[0])
-def test_signature_is_the_promised_one(line: str) -> None:
+def test_signature_equals_the_documented_one(line: str) -> None:
     name, _, arguments = line.partition("(")
     wanted = ast.parse(f"def f({arguments}: ...").body[0].args
     defaults = [ast.literal_eval(value) for value in wanted.defaults]
@@ -134,7 +134,7 @@ def test_wrong_types_are_refused_as_usage_errors(call) -> None:
 
 
 PLAIN = {"str", "int", "float", "bool", "None", "Path"}
-GIVEN: dict[str, Any] = {  # something right for arguments that have to be given
+GIVEN: dict[str, Any] = {  # valid values for required arguments
     "env_factory": "CartPole-v1", "policy": steppe.DistributedAgent("ppo"), "num_episodes": 1, "batch_size": 1,
     "new_policy_params": {}, "capacity": 4, "experience_keys": None, "experience": {}, "experiences": [], "indices": [0],
     "priorities": [1.0], "algorithm": "ppo", "batch": {}, "parameters": {}, "gradients": {}, "path": "x", "agents": {},
@@ -146,7 +146,7 @@ GIVEN: dict[str, Any] = {  # something right for arguments that have to be given
 
 
 def plain_arguments() -> list[tuple[str, str]]:
-    """(what to call, argument) for everything promised that takes a number, a text or a truth."""
+    """Return (function, argument) for every documented argument that is a number, text or boolean."""
     pairs = []
     for line in PROMISED.split("\n")[1:-1]:
         name = line.partition("(")[0]
@@ -156,14 +156,14 @@ def plain_arguments() -> list[tuple[str, str]]:
 
 
 def kinds_of(annotation: Any) -> set[str]:
-    """What an annotation allows, whether it is still a text or was read already."""
+    """Return the types that an annotation allows, evaluated or not."""
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     return {word.rpartition(".")[2] for word in text.split(" | ")}
 
 
 @pytest.mark.parametrize(("name", "argument"), plain_arguments(), ids=lambda value: value)
-def test_a_wrong_type_says_which_argument_of_which_method(name: str, argument: str) -> None:
-    """Checked before the method does anything, so the object need not be ready for it."""
+def test_a_wrong_type_names_argument_and_method(name: str, argument: str) -> None:
+    """Checked first, so the object need not be ready for the call."""
     function, (kind, _, method) = found(name), name.partition(".")
     needed = {
         parameter.name: GIVEN[parameter.name]

@@ -1,5 +1,6 @@
-"""The parameter server given to a loop is the one in use, in this process or behind a client: its version, statistics and
-checkpoints follow the run while it goes on."""
+"""The parameter server given to a loop is the one in use, in this process or behind a client: its version, statistics
+and checkpoints advance during the run.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +42,10 @@ def same(one: dict, other: dict) -> bool:
 
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_a_server_moves_while_the_run_goes_on(runtime: str, tmp_path: Path) -> None:
-    """Another thread sees versions and statistics, finds checkpoints on the server's schedule, and ends the run by them."""
+def test_a_server_is_updated_during_the_run(runtime: str, tmp_path: Path) -> None:
+    """Another thread sees versions and statistics, finds checkpoints on the server's schedule, and stops the run by
+    them.
+    """
     environment, agent = parts(runtime=runtime)
     path = tmp_path / "server.ckpt"
     server = ParameterServer(
@@ -86,8 +89,8 @@ def test_after_a_crash_the_server_holds_the_last_applied_update(runtime: str) ->
     assert not same(before, server.weights().arrays())
 
 
-def test_the_server_applies_by_its_own_rules() -> None:
-    """A quorum, a deadline and a schedule of step sizes are the server's; a worker elsewhere takes part in its rounds."""
+def test_the_servers_own_rules_apply() -> None:
+    """Quorum, deadline and learning rate schedule are the server's; a worker outside the loop takes part in its rounds."""
     environment, agent = parts("a2c")
     optimizer = Optimizer("adam", 0.01, halve_at=(3,))
     rounds = Rounds(synchronous=True, quorum=2, deadline_s=WAIT_S)
@@ -116,7 +119,7 @@ def test_the_server_applies_by_its_own_rules() -> None:
 
 
 @pytest.mark.parametrize("updates", ["deltas", "parameters"])
-def test_workers_learn_by_themselves_for_a_federated_server(updates: str) -> None:
+def test_workers_train_locally_for_a_federated_server(updates: str) -> None:
     environment, agent = parts("a2c")
     server = FederatedParameterServer(agent.get_policy_parameters(), min_workers_for_update=2, updates=updates)
     loop = AsyncMainLoop(environment, None, agent, server, num_workers=2, config=SHORT)
@@ -147,7 +150,7 @@ def test_a_private_server_spends_its_budget_in_a_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["average", "federated"])
-def test_a_client_stands_for_a_server_elsewhere(kind: str) -> None:
+def test_a_client_represents_a_remote_server(kind: str) -> None:
     environment, agent = parts("a2c")
     params = agent.get_policy_parameters()
     server = (
@@ -186,7 +189,7 @@ def test_a_client_over_grpc_serves_workers_in_processes() -> None:
 
 
 @pytest.mark.parametrize("takes", ["gradients", "deltas"])
-def test_single_episodes_push_what_the_server_takes(takes: str) -> None:
+def test_single_episodes_push_what_the_server_accepts(takes: str) -> None:
     environment, agent = parts("a2c", workers=1)
     method = "federated" if takes == "deltas" else "average"
     server = ParameterServer(agent.get_policy_parameters(), method, update_frequency=1)

@@ -1,4 +1,4 @@
-"""Tables from the command line: every algorithm and mode, results, resuming, evaluating, and what is refused."""
+"""Tables from the command line: every algorithm and mode, results, resuming, evaluating, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steppe.training.resume import resume
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPPE = Path(sys.executable).with_name("steppe")
-GAME = f"game{os.getpid()}"  # a name that no other test's shared memory has
+GAME = f"game{os.getpid()}"  # a name that the shared memory of no other test has
 TABULAR = [name for name, kind in ALGORITHMS.items() if kind.in_table]
 QUICK = {"evaluation.episodes": 5, "evaluation.every_steps": 10**9}
 TAXI = {"steps": 2_000, "envs": 4, "segment_steps": 16, **QUICK}
@@ -36,7 +36,7 @@ def steppe(*words, code=0):
 
 
 @pytest.mark.slow
-def test_tictactoe_with_two_workers():
+def test_two_workers_learn_tictactoe():
     done = steppe(
         "train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--actors", "2", "--steps", "3000000",
         "-s", "gamma=1.0", "-s", "learning_rate_end=0.02", "--name", GAME, "--json",
@@ -54,7 +54,7 @@ def test_tictactoe_with_two_workers():
 
 
 @pytest.mark.slow
-def test_no_torch_anywhere_in_a_run_with_a_table(tmp_path):
+def test_a_run_with_a_table_never_imports_torch(tmp_path):
     script = f"""
 import sys
 from pathlib import Path
@@ -77,8 +77,10 @@ print(load("workers").act(3), "torch" in sys.modules)
 
 
 @pytest.mark.parametrize("algo", TABULAR)
-def test_every_algorithm_learns_to_say_what_it_sees(algo):
-    """Random answers are right 4 times in 16, after 3,000 steps nearly all are (seed 1); every mode with one of them."""
+def test_every_algorithm_learns_the_identity_task(algo):
+    """Random answers are right 4 times in 16, trained ones nearly always after 3,000 steps (seed 1); every mode with
+    one algorithm.
+    """
     modes = {"sync": 2, "workers": 2} | ({"single": 1, "async": 2} if algo == "q-learning" else {})
     for mode, actors in modes.items():
         result = train(
@@ -114,8 +116,8 @@ def test_the_same_weights_on_every_runtime():
 
 
 @pytest.mark.parametrize("algo", TABULAR)
-def test_a_resumed_run_ends_as_one_that_never_stopped(algo):
-    """Rates that do not go by the run's length, so that half of it is the beginning of the whole."""
+def test_a_resumed_run_ends_with_the_same_weights(algo):
+    """The rates do not depend on the run's length, so that half of it is the beginning of the whole."""
     steady = {"epsilon": 0.3, "epsilon_end": 0.3}
     settings = {"algo": algo, "mode": "sync", "actors": 2, "runtime": "inline", "seed": 5, **steady}
     whole = train("Taxi-v4", **settings, **TAXI)
@@ -126,7 +128,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(algo):
     assert half.weights_sha256 == whole.weights_sha256
 
 
-def test_workers_go_on_from_a_checkpoint():
+def test_workers_continue_from_a_checkpoint():
     first = train("Taxi-v4", algo="q-learning", mode="workers", actors=2, name="run", **TAXI)
     assert first.env_steps >= 2_000
     again = resume("run", steps=5_000)
@@ -139,7 +141,7 @@ def test_workers_go_on_from_a_checkpoint():
 
 
 @pytest.mark.slow
-def test_a_run_that_is_interrupted_keeps_what_its_workers_learned():
+def test_an_interrupted_run_keeps_what_its_workers_learned():
     command = [STEPPE, "train", "Taxi-v4", "--algo", "q-learning", "--mode", "workers", "--actors", "2"]
     command += ["--steps", "1000000000", "--name", "run"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -167,7 +169,7 @@ def _trained(path):
 
 
 @pytest.mark.slow
-def test_the_others_go_on_without_a_worker_that_may_not_be_started_again(tmp_path, monkeypatch):
+def test_workers_continue_without_one_that_may_not_be_restarted(tmp_path, monkeypatch):
     from tests.support.tabular_envs import Fatal
 
     monkeypatch.setenv("FATAL_MARK", str(tmp_path / "mark"))
@@ -187,7 +189,7 @@ def test_the_others_go_on_without_a_worker_that_may_not_be_started_again(tmp_pat
     assert 0 < loss.details["lost_steps"] <= 64
 
 
-def test_the_last_worker_that_is_killed_fails_the_run(tmp_path, monkeypatch):
+def test_killing_the_last_worker_fails_the_run(tmp_path, monkeypatch):
     from tests.support.tabular_envs import Fatal
 
     monkeypatch.setenv("FATAL_MARK", str(tmp_path / "mark"))
@@ -195,7 +197,7 @@ def test_the_last_worker_that_is_killed_fails_the_run(tmp_path, monkeypatch):
         train(Fatal, algo="q-learning", mode="workers", steps=20_000, envs=2, **{"flow.max_restarts": 0, **QUICK})
 
 
-def test_the_target_and_what_is_loaded():
+def test_a_run_ends_at_its_target_and_can_be_loaded():
     result = train(
         "FrozenLake-v1", algo="q-learning", mode="workers", actors=2, steps=10**7, target_return=0.99, name="lake",
         **{"environment.kwargs": {"is_slippery": False}, "evaluation.every_steps": 2_000, "evaluation.episodes": 5},
@@ -213,7 +215,7 @@ def test_the_target_and_what_is_loaded():
     assert evaluate("lake", episodes=3)["return_mean"] == 1.0
 
 
-def test_several_choices_and_bins():
+def test_multi_discrete_and_binned_spaces_work():
     from tests.support.tabular_envs import Several
 
     result = train(Several, algo="q-learning", runtime="inline", steps=6_000, seed=0, gamma=0.0, **QUICK)
@@ -229,7 +231,7 @@ def test_several_choices_and_bins():
 
 
 @pytest.mark.slow
-def test_what_is_refused_is_one_sentence(steppe):
+def test_invalid_settings_are_refused_in_one_sentence(steppe):
     for words, message in (
         (["--algo", "q-lerning"], "Did you mean 'q-learning'?"),
         (["--algo", "q-learning", "-s", "hidden=[8]"], "unknown key 'hidden'"),

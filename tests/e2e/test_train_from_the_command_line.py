@@ -1,4 +1,4 @@
-"""The command line with real training in real processes, as a newcomer uses it."""
+"""The command line with real training in real processes, as a new user runs it."""
 
 import json
 import subprocess
@@ -24,12 +24,12 @@ def cli_host(torch_host):
 
 
 def executed(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
-    """Of the executable itself; elsewhere `steppe` is a fork of a process that has made the imports."""
+    """Run the executable itself; elsewhere `steppe` is a fork of a process with its imports."""
     return subprocess.run([STEPPE, *words], capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.mark.long
-def test_the_demos_command_reaches_its_target_and_says_everything_asked_for(steppe):
+def test_the_documented_command_reaches_its_target_and_prints_its_results(steppe):
     words = "train CartPole-v1 --algo ppo --runtime processes --mode async --actors 2 --target-return 475 --json --name demo"
     done = executed(*words.split())
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_the_demos_command_reaches_its_target_and_says_everything_asked_for(step
 
 
 @pytest.mark.slow
-def test_steps_done_without_the_target_is_a_failure_with_exit_1(steppe):
+def test_a_run_that_misses_its_target_fails_with_exit_1(steppe):
     done = steppe(*"train CartPole-v1 --steps 5000 --target-return 499 --json --name short".split())
     assert done.returncode == 1
     result = json.loads(done.stdout)
@@ -77,7 +77,7 @@ def test_steps_done_without_the_target_is_a_failure_with_exit_1(steppe):
         ("train CartPole-v1 --device cuda", "device=auto"),
     ],
 )
-def test_bad_input_is_one_sentence_exit_2_and_nothing_written(steppe, words, said, tmp_path):
+def test_bad_input_is_refused_with_one_sentence_and_exit_2(steppe, words, said, tmp_path):
     done = steppe(*words.split(), "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 2
     assert said in done.stderr
@@ -86,7 +86,7 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_written(steppe, words, sai
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_and_stopped_from_another_terminal():
+def test_a_run_can_be_watched_and_stopped_from_another_terminal():
     words = [STEPPE, *"train CartPole-v1 --steps 1000000000 --json --name endless".split()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         try:
@@ -109,7 +109,7 @@ def test_a_run_is_watched_and_stopped_from_another_terminal():
 
 
 def wait_for_run(name: str) -> None:
-    """Until the run exists; its state is read by the command under test."""
+    """Wait until the run exists; the command under test reads its state."""
     import time
 
     from steppe.core.contracts.errors import RunNotFound

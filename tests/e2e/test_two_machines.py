@@ -1,4 +1,4 @@
-"""Actors on another machine: a network namespace that reaches the broker over a wire, and sees none of the run's files."""
+"""Actors on another machine: a network namespace that reaches the broker over a virtual cable, and no file of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ip(*words):
 
 @contextmanager
 def machine():
-    """Another machine's name, and the address by which it reaches this one; wires and names go with it."""
+    """Yield another machine's name, and the address by which it reaches this one; it is deleted afterwards."""
     number = os.getpid() % 250
     name, here, there = f"steppe-{os.getpid()}", f"sta{number}", f"stb{number}"
     try:
@@ -51,7 +51,7 @@ def machine():
 
 
 @pytest.mark.slow
-def test_actors_on_another_machine(kafka, tmp_path, monkeypatch):
+def test_actors_on_another_machine_take_part_in_a_run(kafka, tmp_path, monkeypatch):
     with machine() as (name, address), ExitStack() as stack:
         broker = replace(own_broker(tmp_path / "broker"), host=address)
         stack.callback(broker.down)

@@ -106,7 +106,7 @@ def test_equal_updates_are_returned_unchanged(update: np.ndarray, count: int) ->
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1), st.sampled_from([1e3, 1e9, 1e30]))
-def test_a_minority_cannot_move_the_robust_ones(faults: int, seed: int, lie: float) -> None:
+def test_a_minority_cannot_move_robust_aggregates(faults: int, seed: int, lie: float) -> None:
     """With f Byzantine updates among 2f + 3 the result stays with the honest ones; the average does not."""
     stream = np.random.default_rng(seed)
     honest = stream.normal(size=(faults + 3, 6)).astype(np.float32)
@@ -118,7 +118,7 @@ def test_a_minority_cannot_move_the_robust_ones(faults: int, seed: int, lie: flo
         found = Aggregation(method, byzantine=given).combine(updates)
         assert (found >= low).all(), method
         assert (found <= high).all(), method
-    if faults % 2:  # an odd number of equal lies cannot cancel
+    if faults % 2:  # an odd number of equal Byzantine updates cannot cancel
         assert np.abs(Aggregation("average").combine(updates)).max() > np.abs(honest).max()
 
 
@@ -146,7 +146,7 @@ def test_krum_orders_by_score_with_distances_from_differences() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", [(0, 0), (4, SUM_TILE + 6)])
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_not_finite_is_refused(method: str, index: tuple[int, int], bad: float) -> None:
+def test_non_finite_updates_are_refused(method: str, index: tuple[int, int], bad: float) -> None:
     updates = updates_of(5, SUM_TILE + 7)
     updates[index] = bad
     with pytest.raises(UsageError, match="NaN or infinity"):
@@ -200,13 +200,13 @@ def test_the_network_sorts_every_sequence_of_zeros_and_ones(count: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)))
-def test_finite_and_norm(values: np.ndarray) -> None:
+def test_finiteness_and_norm_are_computed_together(values: np.ndarray) -> None:
     assert all_finite(values) == bool(np.isfinite(values).all())
     if np.isfinite(values).all():
         np.testing.assert_allclose(squared_norm(values), float((values.astype(np.float64) ** 2).sum()), rtol=1e-12)
 
 
-def test_how_many_updates_each_method_needs():
+def test_every_method_states_its_minimum_number_of_updates():
     for method in METHODS:
         assert Aggregation(method).at_least == (3 if "krum" in method else 1), method
     for count in (1, 2, 3):
@@ -222,6 +222,6 @@ def test_only_rows_of_float32_are_aggregated(updates):
         Aggregation("average").combine(updates)
 
 
-def test_settings_stay_as_they_were_checked():
+def test_validated_settings_cannot_be_changed():
     with pytest.raises(AttributeError):
         Aggregation("average").trim = 0.7

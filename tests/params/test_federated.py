@@ -76,7 +76,7 @@ def test_whole_parameters_are_deltas_from_the_version_they_were_made_with() -> N
 
 
 @pytest.mark.parametrize("optimizer", ["fedavg", "fedadam", "fedyogi"])
-def test_optimizers_move_towards_where_the_workers_want_to_go(optimizer: str) -> None:
+def test_optimizers_move_towards_the_workers_optimum(optimizer: str) -> None:
     server = server_of("ab", optimizer=optimizer)
     for _ in range(400):
         here = server.get_parameters("a")["w"]
@@ -85,8 +85,8 @@ def test_optimizers_move_towards_where_the_workers_want_to_go(optimizer: str) ->
     np.testing.assert_allclose(server.get_parameters("a")["w"], [1.0, 1.0], atol=0.05)
 
 
-def train_with_a_liar(method: str | Aggregation, rounds: int = 60) -> np.ndarray:
-    """Six honest workers walk towards (1, −1) with noise; one pushes the opposite, a thousand times as large."""
+def train_with_a_byzantine_worker(method: str | Aggregation, rounds: int = 60) -> np.ndarray:
+    """Six honest workers move towards (1, −1) with noise; one pushes the opposite, a thousand times as large."""
     stream = np.random.default_rng(2)
     server = server_of("abcdefg", aggregation_method=method)
     for _ in range(rounds):
@@ -100,11 +100,11 @@ def train_with_a_liar(method: str | Aggregation, rounds: int = 60) -> np.ndarray
 
 @pytest.mark.parametrize("method", ["median", Aggregation("trimmed_mean", byzantine=1), "krum", "multi_krum"])
 def test_byzantine_updates_do_not_move_the_result(method: str | Aggregation) -> None:
-    np.testing.assert_allclose(train_with_a_liar(method), [1.0, -1.0], atol=0.05)
+    np.testing.assert_allclose(train_with_a_byzantine_worker(method), [1.0, -1.0], atol=0.05)
 
 
 def test_byzantine_updates_move_the_average() -> None:
-    assert np.abs(train_with_a_liar("federated", rounds=3) - [1.0, -1.0]).max() > 100
+    assert np.abs(train_with_a_byzantine_worker("federated", rounds=3) - [1.0, -1.0]).max() > 100
 
 
 def test_restored_in_the_middle_of_a_round(tmp_path: Path) -> None:
@@ -131,6 +131,6 @@ def test_restored_in_the_middle_of_a_round(tmp_path: Path) -> None:
         ({"updates": "gradients"}, "updates"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(settings: dict, words: str) -> None:
+def test_incompatible_settings_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         server_of(**settings)

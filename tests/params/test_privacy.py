@@ -359,7 +359,7 @@ def test_p12_no_clients_delta_is_written_to_disk(tmp_path: Path) -> None:
     again.close()
 
 
-def test_p12_a_damaged_ledger_is_never_begun_anew(tmp_path: Path) -> None:
+def test_p12_a_damaged_ledger_is_never_replaced(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     server = server_of(tmp_path)
     a_round(server)
@@ -454,7 +454,7 @@ def test_epsilon_without_drawing_is_the_closed_form(z: float, rounds: int) -> No
     assert epsilon_after(z, rounds, 1e-5) == pytest.approx(gaussian_epsilon(z / math.sqrt(rounds), 1e-5), rel=1e-6)
 
 
-def test_the_known_figure() -> None:
+def test_epsilon_of_a_published_example() -> None:
     assert epsilon_after(1.0, 100, 1e-5) == pytest.approx(91.82, abs=0.01)
 
 
@@ -477,7 +477,7 @@ def test_different_noise_adds_up() -> None:
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.1])
-def test_planning(rate: float) -> None:
+def test_planning_finds_the_number_of_releases(rate: float) -> None:
     rounds = releases_within(2.0, 8.0, 1e-5, rate)
     assert epsilon_after(2.0, rounds, 1e-5, rate) <= 8.0 < epsilon_after(2.0, rounds + 1, 1e-5, rate)
     z = noise_needed(50, 3.0, 1e-5, rate)
@@ -516,7 +516,7 @@ def test_where_no_noise_is_enough_planning_says_so() -> None:
         {"sampling_rate": 1.5},
     ],
 )
-def test_plans_that_promise_nothing_are_refused(tmp_path: Path, settings: dict) -> None:
+def test_plans_without_a_guarantee_are_refused(tmp_path: Path, settings: dict) -> None:
     with pytest.raises(ConfigError):
         plan_of(tmp_path, **settings)
 
@@ -579,7 +579,7 @@ def test_equal_releases_are_one_charge(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("releases", "epsilon"), [(1, 100.0), (1, 4.0), (3, 1.0)])
-def test_the_noise_needed_is_the_least_to_a_thousandth(releases: int, epsilon: float) -> None:
+def test_the_required_noise_is_minimal_to_a_thousandth(releases: int, epsilon: float) -> None:
     """Against the closed form: a thousandth less would exceed epsilon."""
     found = noise_needed(releases, epsilon, 1e-5)
     thousandths = round(found * 1000)
@@ -588,7 +588,7 @@ def test_the_noise_needed_is_the_least_to_a_thousandth(releases: int, epsilon: f
     assert gaussian_epsilon((thousandths - 1) / 1000 / math.sqrt(releases), 1e-5) > epsilon
 
 
-def test_a_rate_of_1_draws_everybody_without_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_of_1_selects_all_clients_without_randomness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise AssertionError("nothing is left to chance")
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.unit
         {"synchronous": True, "quorum": 3, "deadline_s": 2.0},
     ],
 )
-def test_settings_that_fit_together(settings):
+def test_compatible_settings_are_accepted(settings):
     rounds = Rounds(**settings)
     defaults = {"synchronous": False, "quorum": 1, "deadline_s": None, "damping": 0.0, "max_staleness": None}
     assert {name: getattr(rounds, name) for name in defaults} == {**defaults, **settings}
@@ -52,7 +52,7 @@ def test_settings_that_fit_together(settings):
         ({"deadline_s": 0.5}, "synchronous=True"),
     ],
 )
-def test_settings_that_do_not(settings, words):
+def test_incompatible_settings_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         Rounds(**settings)
 
@@ -81,7 +81,7 @@ def test_a_roster_registers_once_and_accounts_stay():
 @pytest.mark.parametrize(
     ("name", "fits"), [("", False), ("x", True), ("x" * 128, True), ("x" * 129, False), ("\n", False)]
 )
-def test_names_of_workers(name, fits):
+def test_worker_names_are_validated(name, fits):
     if fits:
         assert WorkerRegistry().add(name, 0)
     else:
@@ -89,7 +89,7 @@ def test_names_of_workers(name, fits):
             WorkerRegistry().add(name, 0)
 
 
-def test_a_server_knows_so_many_workers(monkeypatch):
+def test_the_number_of_workers_is_limited(monkeypatch):
     assert (module.MAX_WORKERS, module.MAX_NAME) == (65_536, 128)
     monkeypatch.setattr(module, "MAX_WORKERS", 2)
     roster = WorkerRegistry()
@@ -163,7 +163,7 @@ def test_a_row_may_be_lent_until_the_round_is_over():
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_round_is_restored_in_the_middle(count):
+def test_a_partial_round_is_restored(count):
     pending = PendingPushes(2)
     for number in range(count):
         pending.blank()[:] = (number, number + 0.5)

@@ -1,4 +1,4 @@
-"""The server in one process: rounds, accounts, refusals, versions, checkpoints, and the seed's own way of using it."""
+"""The server in one process: rounds, accounts, refusals, versions, checkpoints, and its documented use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SYNC = Rounds(synchronous=True)
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """Time that advances when a test says so."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -59,7 +59,7 @@ def test_gradients_are_averaged_and_applied_after_so_many_pushes() -> None:
     assert found["n"].tolist() == [7]
 
 
-def test_by_hand_aggregate_then_update_with_a_rate() -> None:
+def test_aggregate_and_update_can_be_called_separately() -> None:
     server = server_of(optimizer=None)
     server.push_gradients("w0", step_of(1.0))
     server.push_gradients("w1", step_of(2.0))
@@ -128,7 +128,7 @@ def test_too_large_for_float32_counts_as_not_finite() -> None:
     assert server_of().push_gradients("w0", {"b": np.full(3, 1e300)}).reason == "not_finite"
 
 
-def test_what_is_carried_is_not_trained() -> None:
+def test_carried_parameters_are_not_trained() -> None:
     assert server_of().push_gradients("w0", {"n": np.ones(1)}).reason == "wrong_dtype"
 
 
@@ -243,14 +243,14 @@ def test_a_round_whose_sum_is_too_large_is_abandoned() -> None:
     assert "too large" in stats["last_trouble"]
 
 
-def test_a_step_into_infinity_leaves_everything_as_it_was() -> None:
+def test_an_infinite_update_changes_nothing() -> None:
     server = server_of(1, update_frequency=1, optimizer=Optimizer("sgd", 1e6))
     server.push_gradients("w0", step_of(1e37))
     assert "infinite" in server.get_server_stats()["last_trouble"]
     np.testing.assert_array_equal(server.get_parameters("w0")["w"], params()["w"])
 
 
-def test_what_is_returned_is_the_callers() -> None:
+def test_returned_arrays_belong_to_the_caller() -> None:
     server = server_of(1)
     server.get_parameters("w0")["w"][:] = 99.0
     np.testing.assert_array_equal(server.get_parameters("w0")["w"], params()["w"])
@@ -306,7 +306,7 @@ def test_a_push_repeated_after_a_restart_is_applied_once(tmp_path: Path) -> None
     assert again.version == 1
 
 
-def test_checkpoints_by_themselves_and_the_one_before(tmp_path: Path) -> None:
+def test_checkpoints_are_saved_automatically_and_the_previous_one_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "server.ckpt"
     server = server_of(1, update_frequency=1, save_frequency=2, checkpoint_path=path)
     for _ in range(5):
@@ -387,7 +387,7 @@ def test_gradient_descent_by_workers_reaches_the_least_squares_solution() -> Non
         ({"optimizer": "adam", "aggregation_method": "federated"}, "deltas need fedavg"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(settings: dict, words: str) -> None:
+def test_incompatible_settings_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ParameterServer(params(), **settings)
 

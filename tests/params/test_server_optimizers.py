@@ -34,7 +34,7 @@ def ours(settings: Optimizer) -> np.ndarray:
         (Optimizer("adam", 0.1), lambda p: torch.optim.Adam(p, 0.1)),
     ],
 )
-def test_the_same_as_torch(settings: Optimizer, make) -> None:
+def test_optimizers_equal_those_of_torch(settings: Optimizer, make) -> None:
     parameter = torch.ones(SIZE, dtype=torch.float64, requires_grad=True)
     optimizer = make([parameter])
     for gradient in gradients():
@@ -44,7 +44,7 @@ def test_the_same_as_torch(settings: Optimizer, make) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "fedadam", "fedyogi"])
-def test_federated_ones_follow_the_paper(kind: str) -> None:
+def test_federated_optimizers_follow_the_paper(kind: str) -> None:
     """Reddi et al. 2021, algorithm 2: x += η m / (√v + τ), v₋₁ = τ²."""
     x, m, v = np.ones(SIZE), np.zeros(SIZE), np.full(SIZE, 1e-6)
     for delta in (gradient.astype(np.float64) for gradient in gradients()):
@@ -72,7 +72,7 @@ def test_training_continues_exactly_from_a_state(kind: str) -> None:
     assert values.tobytes() == copied.tobytes()
 
 
-def test_the_rate_is_halved_on_time_and_after_a_restart_too() -> None:
+def test_the_learning_rate_is_halved_on_schedule_and_after_a_restart() -> None:
     settings, one = Optimizer("sgd", 1.0, halve_at=(2, 3)), np.ones(1, np.float32)
     stepper, found = OptimizerState(settings, 1), []
     for _ in range(5):
@@ -85,7 +85,7 @@ def test_the_rate_is_halved_on_time_and_after_a_restart_too() -> None:
     assert found == [1.0, 1.0, 0.5, 0.25, 0.25]
 
 
-def test_a_rate_for_one_step() -> None:
+def test_a_learning_rate_can_be_given_for_one_step() -> None:
     values, out = np.zeros(2, np.float32), np.empty(2, np.float32)
     assert OptimizerState(Optimizer("sgd", 0.1), 2).step(values, np.ones(2, np.float32), out, 0.5)
     assert out.tolist() == [-0.5, -0.5]
@@ -115,6 +115,6 @@ def test_wrong_settings_are_refused(settings: dict, words: str) -> None:
         Optimizer(**settings)
 
 
-def test_another_kinds_state_is_refused() -> None:
+def test_the_state_of_another_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="optimizer 'sgd', not 'adam'"):
         OptimizerState(Optimizer("adam"), 2).load(OptimizerState(Optimizer("sgd"), 2).state())

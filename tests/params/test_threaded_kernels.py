@@ -18,7 +18,7 @@ def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_cores", lambda: 3)
 
 
-def test_the_numbers_are_those_of_one_pass() -> None:
+def test_threads_compute_the_same_as_one_pass() -> None:
     stream = np.random.default_rng(0)
     values, gradient = stream.standard_normal((2, SIZE)).astype(np.float32)
     out = np.empty_like(values)
@@ -27,7 +27,7 @@ def test_the_numbers_are_those_of_one_pass() -> None:
 
 
 @pytest.mark.parametrize("index", [0, SIZE // 3, SIZE // 2, 2 * SIZE // 3, SIZE - 1])
-def test_a_bad_number_is_found_in_every_slice(index: int) -> None:
+def test_a_non_finite_number_is_found_in_every_slice(index: int) -> None:
     row, into = np.ones(SIZE, np.float32), np.empty(SIZE, np.float32)
     row[index] = np.nan
     assert not run_threaded(kernels.copy_finite, row, into)

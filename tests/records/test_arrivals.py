@@ -1,4 +1,4 @@
-"""The log of arrivals: what is written is what is read, up to the last mark, whatever a kill or a full disk left."""
+"""The log of arrivals: reading returns what was written, up to the last mark, after any kill or full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(path, complaints, length=0):
     return ArrivalLog(path, length, complaints.append)
 
 
-def test_what_is_written_is_read(path, complaints):
+def test_written_arrivals_are_read_back(path, complaints):
     log = written(path, complaints)
     log.begin(1_000, 0, 0)
     log.take(FIRST)
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(path, complaints):
     assert not complaints
 
 
-def test_behind_the_last_mark_nothing_counts(path, complaints):
+def test_arrivals_after_the_last_mark_are_ignored(path, complaints):
     log = written(path, complaints)
     log.begin(None, 0, 0)
     log.take(FIRST)
@@ -53,7 +53,7 @@ def test_behind_the_last_mark_nothing_counts(path, complaints):
     assert (life.batches, life.end) == ([FIRST], MARK)
 
 
-def test_going_on_cuts_the_log_at_the_checkpoint(path, complaints):
+def test_resuming_truncates_the_log_at_the_checkpoint(path, complaints):
     log = written(path, complaints)
     log.begin(100, 0, 0)
     log.take(FIRST)
@@ -85,13 +85,13 @@ def test_an_attempt_without_a_mark_is_ignored(path, complaints):
         ('{"begin":{"steps":1}}\n{"take":[[0,0,"x",true]]}\n', "damaged in line 2"),
     ],
 )
-def test_damage_is_named(path, text, words):
+def test_damage_is_reported(path, text, words):
     path.write_text(text)
     with pytest.raises(DamagedFile, match=words):
         read_arrivals(path)
 
 
-def test_gaps_are_named(path, complaints):
+def test_gaps_are_reported(path, complaints):
     log = written(path, complaints)
     log.begin(100, 0, 0)
     log.take([Arrival(0, 0, 0), Arrival(0, 2, 0)])
@@ -102,7 +102,7 @@ def test_gaps_are_named(path, complaints):
         read_arrivals(path.with_name("absent"))
 
 
-def test_a_log_that_is_too_short_or_cannot_be_written_is_given_up_with_one_complaint(path, complaints, tmp_path):
+def test_a_log_that_is_too_short_or_cannot_be_written_is_abandoned_with_one_warning(path, complaints, tmp_path):
     log = written(path, complaints, length=1_000)
     log.begin(1, 0, 0)
     log.take(FIRST)

@@ -1,4 +1,4 @@
-"""Records that wait for room: a board whose disk is full for as long as the test says, and a real full disk."""
+"""Records that wait for disk space: a board that is full for as long as the test says, and a real full disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 class Full(LocalBoard):
-    """A board with room for `room` more records."""
+    """A board with space for `room` more records."""
 
     room = 0
 
@@ -30,20 +30,20 @@ class Full(LocalBoard):
         return super().post(topic, record)
 
 
-def test_with_room_it_is_the_board():
+def test_with_space_records_are_posted_at_once():
     board = LocalBoard()
     backlog = BufferedBoard(board)
     assert [backlog.post(TRAINING, {"k": k}) for k in range(3)] == [1, 2, 3]
     assert backlog.read(TRAINING, 1) == board.read(TRAINING, 1) == [(2, {"k": 1}), (3, {"k": 2})]
 
 
-def test_what_waits_goes_out_in_order_before_the_next_record():
+def test_waiting_records_are_posted_in_order_before_the_next_one():
     board = Full()
     backlog = BufferedBoard(board)
     assert [backlog.post(TRAINING, {"k": k}) for k in range(3)] == [0, 0, 0]
     assert (len(backlog), board.read(TRAINING)) == (3, [])
     board.room = 2
-    assert backlog.post(TRAINING, {"k": 3}) == 0  # there was room for two of the four
+    assert backlog.post(TRAINING, {"k": 3}) == 0  # there was space for two of the four
     assert [record["k"] for _, record in board.read(TRAINING)] == [0, 1]
     board.room = 10
     assert backlog.post(ACTORS, {"k": 4}) == 1
@@ -52,7 +52,7 @@ def test_what_waits_goes_out_in_order_before_the_next_record():
     assert len(backlog) == 0
 
 
-def test_without_another_record_flush_is_enough():
+def test_flush_posts_waiting_records():
     board = Full()
     backlog = BufferedBoard(board)
     backlog.post(TRAINING, {"k": 0})
@@ -61,7 +61,7 @@ def test_without_another_record_flush_is_enough():
     assert backlog.flush() == 0
 
 
-def test_what_is_given_up_is_counted_and_told():
+def test_dropped_records_are_counted_and_reported():
     board = Full()
     backlog = BufferedBoard(board, limit=4)
     for k in range(10):
@@ -105,8 +105,8 @@ def test_the_store_on_a_full_disk(tmp_path):
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_heart_that_the_disk_cannot_take_still_beats(tmp_path, monkeypatch):
-    """Readers go by the file's time then."""
+def test_heartbeats_continue_on_a_full_disk(tmp_path, monkeypatch):
+    """Readers use the file's time then."""
     store, other = RunStore(tmp_path / "run.sqlite"), RunStore(tmp_path / "run.sqlite")
     store.set_status("RUNNING")
     later = time.time() + 60.0

@@ -1,4 +1,4 @@
-"""Checkpoints: exact, pruned, never torn; damage is named and the one before is used."""
+"""Checkpoints: exact, pruned, never torn; damage is reported and the previous one is used."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flip(path, place):
     path.write_bytes(data)
 
 
-def test_a_checkpoint_comes_back_exactly(tmp_path):
+def test_a_checkpoint_is_restored_exactly(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     assert checkpoints.latest() is None
     path = checkpoints.save(some_weights(), STATE, {"env_steps": 300, "score": 1.5})
@@ -71,7 +71,7 @@ def test_only_the_newest_are_kept_and_numbers_grow(tmp_path):
     assert Checkpoints(tmp_path, keep=2).save(some_weights(), {}, {}).name > names[-1]
 
 
-def test_the_best_replaces_the_best_before_it(tmp_path):
+def test_the_best_replaces_the_previous_best(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.best() is None
     checkpoints.save_best(some_weights(1.0, version=1), 10.0)
@@ -83,7 +83,7 @@ def test_the_best_replaces_the_best_before_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "state.bin", "counters.json", "manifest.json"])
-def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, name):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path, name):
     checkpoints = Checkpoints(tmp_path, keep=3)
     for k in range(3):
         checkpoints.save(some_weights(k), STATE, {"k": k})
@@ -99,7 +99,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, name):
     assert "missing" in found.damaged[1]
 
 
-def test_when_none_is_whole_all_are_named(tmp_path):
+def test_when_all_are_damaged_all_are_named(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for k in range(2):
         flip(checkpoints.save(some_weights(k), {}, {}) / "state.bin", 3)
@@ -107,7 +107,7 @@ def test_when_none_is_whole_all_are_named(tmp_path):
         checkpoints.latest()
 
 
-def test_a_newer_format_is_passed_over_with_its_reason(tmp_path):
+def test_a_newer_format_is_skipped_with_the_reason(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(some_weights(), {}, {"k": 0})
     manifest = checkpoints.save(some_weights(), {}, {"k": 1}) / "manifest.json"
@@ -117,7 +117,7 @@ def test_a_newer_format_is_passed_over_with_its_reason(tmp_path):
     assert "format 9" in found.damaged[0]
 
 
-def test_counters_of_a_newer_format_are_passed_over_too(tmp_path):
+def test_counters_of_a_newer_format_are_skipped(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     first = checkpoints.save(some_weights(), {}, {"k": 0})
     files = atomic_files.read_bundle(first)
@@ -132,8 +132,8 @@ def test_counters_of_a_newer_format_are_passed_over_too(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "counters.json"])
-def test_a_whole_bundle_that_is_no_checkpoint_is_passed_over(tmp_path, name):
-    """Each file matches the manifest, and still one is missing or says nothing."""
+def test_an_intact_bundle_that_is_no_checkpoint_is_skipped(tmp_path, name):
+    """Each file matches the manifest, and yet one is missing or empty."""
     checkpoints = Checkpoints(tmp_path)
     first = checkpoints.save(some_weights(), {}, {"k": 0})
     files = atomic_files.read_bundle(first)
@@ -145,17 +145,17 @@ def test_a_whole_bundle_that_is_no_checkpoint_is_passed_over(tmp_path, name):
     assert f"00000002 is damaged: it holds no {name}" in found.damaged[1]
 
 
-def test_a_checkpoint_of_another_run_is_passed_over(tmp_path):
+def test_a_checkpoint_of_another_run_is_skipped(tmp_path):
     own, other = Checkpoints(tmp_path, run="one"), Checkpoints(tmp_path, run="two")
     first = own.save(some_weights(), {}, {"k": 0})
     second = other.save(some_weights(), {}, {"k": 1})
     assert own.latest().path == first
     assert "00000002 is a checkpoint of another run (two, not one)" in own.latest().damaged[0]
     assert other.latest().path == second
-    assert Checkpoints(tmp_path).latest().path == second  # who names no run takes any
+    assert Checkpoints(tmp_path).latest().path == second  # without a run any checkpoint is accepted
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(some_weights(1), {}, {"k": 0})
     real = os.fsync
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert checkpoints.latest().counters == {"k": 0}
 
 
-def test_a_killed_writer_leaves_a_whole_newest_checkpoint(tmp_path):
+def test_after_a_killed_writer_the_newest_checkpoint_is_intact(tmp_path):
     script = (
         "import sys, numpy as np; from pathlib import Path\n"
         "from steppe.core.contracts.weights import Weights; from steppe.records.checkpoints import Checkpoints\n"
@@ -197,7 +197,7 @@ def test_a_killed_writer_leaves_a_whole_newest_checkpoint(tmp_path):
         assert (found.weights.arrays()["w"] == found.counters["k"]).all()
         assert (found.state["w"] == found.counters["k"]).all()
     Checkpoints(tmp_path, keep=2).save(some_weights(), {}, {})
-    assert len(os.listdir(tmp_path)) == 2  # what the killed ones left aside is gone
+    assert len(os.listdir(tmp_path)) == 2  # temporary files of the killed writers are deleted
 
 
 def test_the_list_shows_size_age_and_health(tmp_path):
@@ -220,7 +220,7 @@ def test_the_list_shows_size_age_and_health(tmp_path):
 def test_the_list_names_a_checkpoint_that_is_gone_when_it_is_read(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(some_weights(), {}, {"k": 0})
-    (tmp_path / "00000002").symlink_to(tmp_path / "gone")  # its name is there, and nothing else
+    (tmp_path / "00000002").symlink_to(tmp_path / "gone")  # a directory with its name and nothing else
     check_rows, gone = checkpoints.list()
     assert check_rows.damage is None
     assert "00000002 was removed while it was read" in gone.damage
@@ -239,11 +239,11 @@ def test_an_old_checkpoint_that_cannot_be_removed_does_not_fail_the_save(tmp_pat
     monkeypatch.undo()
     assert [info.path for info in checkpoints.list()] == [second]
     assert len(os.listdir(tmp_path)) == 2
-    third = checkpoints.save(some_weights(), {}, {"k": 2})  # which removes what was left
+    third = checkpoints.save(some_weights(), {}, {"k": 2})  # which deletes the rest
     assert os.listdir(tmp_path) == [third.name]
 
 
-def test_keeping_nothing_is_refused(tmp_path):
+def test_keeping_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="keep=0"):
         Checkpoints(tmp_path, keep=0)
 
@@ -263,7 +263,7 @@ def test_the_layout_keeps_its_order(tmp_path):
     assert back.sha256() == some_weights().sha256()
 
 
-def test_a_layout_with_its_own_places_is_kept(tmp_path):
+def test_a_layout_with_custom_offsets_is_kept(tmp_path):
     layout = WeightsLayout((WeightsEntry("x", (2,), "float32", 0), WeightsEntry("y", (1,), "float32", 64)))
     buffer = np.zeros(68, np.uint8)
     buffer[64:] = np.array([2.5], np.float32).view(np.uint8)
@@ -273,12 +273,12 @@ def test_a_layout_with_its_own_places_is_kept(tmp_path):
 
 
 def spread(offset: int) -> Weights:
-    """Two arrays of 12 bytes in all; the second begins at `offset`."""
+    """Return two arrays of 12 bytes in all; the second one starts at `offset`."""
     layout = WeightsLayout((WeightsEntry("x", (2,), "float32", 0), WeightsEntry("y", (1,), "float32", offset)))
     return Weights(layout, np.zeros(offset + 4, np.uint8))
 
 
-def test_a_layout_may_have_4096_bytes_of_holes_for_each_array(tmp_path):
+def test_a_layout_may_have_gaps_of_4096_bytes_per_array(tmp_path):
     save_weights(tmp_path / "w", spread(2 * 4096 + 8))
     assert load_weights(tmp_path / "w").layout == spread(2 * 4096 + 8).layout
     save_weights(tmp_path / "w", spread(2 * 4096 + 12))
@@ -293,7 +293,7 @@ def test_weights_without_arrays_are_kept(tmp_path):
 
 
 def rewritten(weights: Weights, arrays: dict[str, np.ndarray], **about) -> bytes:
-    """The file of these weights with other arrays in it or another description of them; its hash is that of the weights."""
+    """Write the file of these weights with other arrays or another description; the hash is that of the weights."""
     check_rows = weights_bytes(weights)
     header = json.loads(check_rows[8 : 8 + int.from_bytes(check_rows[:8], "little")])
     text = json.dumps({**json.loads(header["__metadata__"]["steppe"]), **about})
@@ -333,7 +333,7 @@ def test_no_flipped_bit_of_a_weights_file_changes_what_is_loaded():
         for bit in (0, 2, 5, 7):
             found = loaded(check_rows[:place] + bytes([check_rows[place] ^ 1 << bit]) + check_rows[place + 1 :])
             refused += found is None
-            if found is not None:  # a flip in what has no meaning, such as white space
+            if found is not None:  # a flip in something without meaning, such as white space
                 assert found.sha256() == sound.sha256()
                 assert codec.counters(found) == codec.counters(sound)
                 assert found.layout == sound.layout
@@ -351,7 +351,7 @@ def test_a_missing_weights_file_is_named(tmp_path):
 
 
 class Rows:
-    """A ring of rows as a replay memory has it."""
+    """A ring of rows as in a replay memory."""
 
     def __init__(self, capacity: int = 64) -> None:
         self.columns = {"obs": np.zeros((capacity, 3), np.float32), "action": np.zeros(capacity, np.int64)}
@@ -383,13 +383,13 @@ def content(checkpoint):
     return found
 
 
-def test_rows_are_written_once_and_each_checkpoint_is_exact(tmp_path, rows):
+def test_rows_are_written_once_and_every_checkpoint_is_exact(tmp_path, rows):
     checkpoints, seen = Checkpoints(tmp_path, keep=2), set()
     for number in range(8):
         rows.append(20)
         path = checkpoints.save(some_weights(), rows.state(), {"k": number})
         own = {file.stat().st_ino for file in path.glob("*.rows")}
-        assert len(own - seen) <= 20 // 8 + 2  # whole chunks since, at most, and the tail
+        assert len(own - seen) <= 20 // 8 + 2  # at most the complete chunks since then, and the tail
         seen |= own
         np.testing.assert_equal(content(checkpoints.latest()), rows.columns)
         assert checkpoints.latest().state["agent"] == {"step": rows.added}
@@ -407,7 +407,7 @@ def test_a_checkpoint_outlives_those_it_shares_rows_with(tmp_path, rows):
     np.testing.assert_equal(content(Checkpoints(tmp_path).latest()), rows.columns)
 
 
-def test_damaged_rows_are_named_and_the_one_before_is_used(tmp_path, rows):
+def test_damaged_rows_are_named_and_the_previous_checkpoint_used(tmp_path, rows):
     checkpoints = Checkpoints(tmp_path)
     rows.append(30)
     checkpoints.save(some_weights(1), rows.state(), {"k": 0})
@@ -420,13 +420,13 @@ def test_damaged_rows_are_named_and_the_one_before_is_used(tmp_path, rows):
     assert "column 'obs' of buffer 0" in found.damaged[0]
     assert str(newest / "tail.rows") in found.damaged[0]
     np.testing.assert_equal(content(found)["action"][:30], before["action"][:30])
-    assert checkpoints.latest(check_rows=False).counters == {"k": 1}  # the weights are good
+    assert checkpoints.latest(check_rows=False).counters == {"k": 1}  # the weights are intact
     assert "column 'obs'" in checkpoints.list()[1].damage
     with pytest.raises(DamagedFile, match=r"tail\.rows"):
         content(checkpoints.load(2))
 
 
-def test_damaged_rows_that_another_role_wrote_are_named_and_the_one_before_is_used(tmp_path):
+def test_damaged_rows_of_another_role_are_named_and_the_previous_checkpoint_used(tmp_path):
     def begin(directory, before):
         atomic_files.write_bundle(directory, {"rows.bin": bytes(100)})
         return lambda: None
@@ -443,7 +443,7 @@ def test_damaged_rows_that_another_role_wrote_are_named_and_the_one_before_is_us
     assert checkpoints.latest(check_rows=False).path == newest
 
 
-def test_without_room_for_rows_the_checkpoint_before_stays(tmp_path, rows, monkeypatch):
+def test_without_space_for_rows_the_previous_checkpoint_is_kept(tmp_path, rows, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     rows.append(40)
     checkpoints.save(some_weights(1), rows.state(), {"k": 0})

@@ -1,4 +1,4 @@
-"""What two run directories do not have in common; the differences are made by hand in their records."""
+"""Differences between two run directories; the tests make them by hand in their records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_run_does_not_differ_from_itself(tmp_path):
     assert not any(found.values())
 
 
-def test_every_section_tells_both_sides(tmp_path):
+def test_every_section_shows_both_runs(tmp_path):
     one = run(
         tmp_path, "one", summary={"run": "one", "env_steps": 5, "time_shares": {"actor": {"env": 0.5, "policy": 0.5}}}
     )
@@ -54,7 +54,7 @@ def test_every_section_tells_both_sides(tmp_path):
     assert found["results"] == {"env_steps": (5, 6), "time_shares.actor.env": (0.5, 0.25), "matched": (None, True)}
 
 
-def test_another_algorithm_has_other_keys(tmp_path):
+def test_different_algorithms_have_different_keys(tmp_path):
     found = compare_runs(run(tmp_path, "one"), run(tmp_path, "two", algo="dqn"))["config"]
     assert found["algo"][1] == {"value": "dqn", "source": "flag"}
     assert found["agent.clip"][1] is None

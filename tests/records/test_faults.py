@@ -1,4 +1,4 @@
-"""Recorded faults: numbered, whole, never one in the place of another."""
+"""Recorded faults: numbered, complete, never overwritten."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_numbers_grow_and_the_newest_is_loaded(run):
     assert [path.name for path in sorted(run.faults.iterdir())] == ["001.bin", "002.bin", "003.bin"]
 
 
-def test_writers_at_the_same_time_never_replace_each_other(run, monkeypatch):
+def test_concurrent_writers_never_overwrite_each_other(run, monkeypatch):
     """Each believes that number 1 is free."""
     monkeypatch.setattr(Faults, "numbers", lambda self: [])
     names = [f"part-{index}" for index in range(20)]

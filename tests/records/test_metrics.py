@@ -1,4 +1,4 @@
-"""Curves, read back with tools of others: json and TensorBoard's own reader."""
+"""Curves, read back with independent tools: json and TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def scalars(directory) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def test_every_report_is_a_line(tmp_path):
+def test_every_report_is_one_line(tmp_path):
     recorder = MetricsWriter(tmp_path)
     sent = [training(lags={0: 3}), actor([(5.0, 6)]), evaluation()]
     for report in sent:
         recorder.record(report)
-    found = lines(tmp_path)  # before close: a line is there as soon as record returns
+    found = lines(tmp_path)  # before close: a line is written when record returns
     recorder.close()
     recorder.close()
     assert [line.pop("kind") for line in found] == ["training", "actor", "evaluation"]
@@ -104,7 +104,7 @@ def test_curves_over_environment_steps(tmp_path):
     assert found["eval/return_std"] == [(5000, 1.0)]
 
 
-def test_the_training_return_looks_back_on_a_hundred_episodes(tmp_path):
+def test_the_training_return_is_over_the_last_hundred_episodes(tmp_path):
     recorder = MetricsWriter(tmp_path)
     recorder.record(actor([(1000.0, 1)] * 50))
     recorder.record(actor([(3.0, 1)] * 100))
@@ -113,7 +113,7 @@ def test_the_training_return_looks_back_on_a_hundred_episodes(tmp_path):
     assert scalars(tmp_path)["train/return_mean"] == [(1000, 3.0)]
 
 
-def test_what_actors_say_after_the_learners_last_report_joins_the_curves(tmp_path):
+def test_reports_of_actors_after_the_learners_last_one_are_in_the_curves(tmp_path):
     recorder = MetricsWriter(tmp_path)
     recorder.record(training(1000, final=True))
     recorder.record(actor([(4.0, 2), (8.0, 4)]))
@@ -143,7 +143,7 @@ def test_a_killed_recorder_leaves_every_line_and_event(tmp_path):
     assert [step for step, _ in scalars(tmp_path)["train/updates"]] == list(range(1, 21))
 
 
-def test_a_second_recorder_goes_on_after_half_a_line(tmp_path):
+def test_a_second_recorder_continues_after_an_incomplete_line(tmp_path):
     first = MetricsWriter(tmp_path)
     first.record(training(1))
     first.close()
@@ -175,10 +175,10 @@ def resumed(env_steps) -> EventReport:
     return EventReport(run="r", kind="resume", role="supervisor", details=details)
 
 
-class TestGoingOn:
+class TestSecondRecorder:
     """A second recorder on the same directory, as after a kill of the first."""
 
-    def test_it_knows_the_newest_number_of_each_topic(self, tmp_path):
+    def test_a_second_recorder_knows_the_newest_number_of_each_topic(self, tmp_path):
         recorder = MetricsWriter(tmp_path)
         assert recorder.written == {}
         recorder.record(training(1000), 4)
@@ -192,7 +192,7 @@ class TestGoingOn:
         again.close()
         assert [line["number"] for line in lines(tmp_path)] == [4, 9, 7, 8, 11]
 
-    def test_half_a_line_is_no_line(self, tmp_path):
+    def test_an_incomplete_line_is_ignored(self, tmp_path):
         recorder = MetricsWriter(tmp_path)
         recorder.record(training(1000), 4)
         recorder.close()
@@ -204,7 +204,7 @@ class TestGoingOn:
         again.close()
         assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["number"] == 5
 
-    def test_averages_go_on_from_the_episodes_before(self, tmp_path):
+    def test_averages_include_the_episodes_before(self, tmp_path):
         recorder = MetricsWriter(tmp_path)
         recorder.record(actor([(10.0, 4)]))
         recorder.close()
@@ -214,7 +214,7 @@ class TestGoingOn:
         again.close()
         assert scalars(tmp_path)["train/return_mean"] == [(1000, 15.0)]
 
-    def test_curves_go_back_with_a_resumed_run(self, tmp_path):
+    def test_curves_are_truncated_for_a_resumed_run(self, tmp_path):
         recorder = MetricsWriter(tmp_path)
         recorder.record(training(4000, train_s=4.0))
         recorder.record(resumed(1000))
@@ -228,7 +228,7 @@ class TestGoingOn:
             (1000, 1)
         ]  # START: forget later steps
 
-    def test_an_actors_word_on_how_it_resumed_moves_no_curve(self, tmp_path):
+    def test_an_actors_resume_event_truncates_no_curve(self, tmp_path):
         recorder = MetricsWriter(tmp_path)
         recorder.record(training(4000))
         recorder.record(EventReport(run="r", kind="resume", role="actor-0", details={"how": "exact"}))
@@ -237,7 +237,7 @@ class TestGoingOn:
         assert scalars(tmp_path)["custom/mine"] == [(4000, 1.0)]
         assert not any(event.HasField("session_log") for event in events(tmp_path))
 
-    def test_a_second_writer_goes_back_as_far_as_the_first(self, tmp_path):
+    def test_a_second_writer_truncates_as_far_as_the_first(self, tmp_path):
         recorder = MetricsWriter(tmp_path)
         recorder.record(training(4000))
         recorder.record(resumed(1000))
@@ -247,7 +247,7 @@ class TestGoingOn:
         again.close()
         assert scalars(tmp_path)["custom/mine"] == [(1000, 1.0)]
 
-    def test_tensorboard_forgets_what_was_undone(self, tmp_path):
+    def test_tensorboard_purges_undone_steps(self, tmp_path):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         recorder = MetricsWriter(tmp_path)
@@ -264,10 +264,10 @@ class TestGoingOn:
 
 
 class TestFullDisk:
-    """Writes that find no room, or room for a part only, as the system tells it."""
+    """Writes for which the disk has no space, or space for a part only."""
 
     @pytest.mark.parametrize("room", [0, 1, 37])
-    def test_nothing_half_and_nothing_lost(self, room, tmp_path, monkeypatch):
+    def test_no_line_is_incomplete_or_lost(self, room, tmp_path, monkeypatch):
         recorder = MetricsWriter(tmp_path)
         recorder.record(training(1000), 1)
         write = os.write
@@ -287,7 +287,7 @@ class TestFullDisk:
         assert [line["number"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
         assert [step for step, _ in scalars(tmp_path)["train/updates"]] == [1000, 2000, 3000, 4000, 5000]
 
-    def test_a_line_without_room_for_its_event_waits_with_it(self, tmp_path, monkeypatch):
+    def test_a_line_waits_until_its_event_can_be_written(self, tmp_path, monkeypatch):
         recorder = MetricsWriter(tmp_path)
         recorder.record(training(1000), 1)
         write, calls = os.write, []
@@ -306,7 +306,7 @@ class TestFullDisk:
         assert [line["number"] for line in lines(tmp_path)] == [1, 2]
         assert [step for step, _ in scalars(tmp_path)["train/updates"]] == [1000, 2000]
 
-    def test_other_errors_are_errors(self, tmp_path, monkeypatch):
+    def test_other_errors_are_raised(self, tmp_path, monkeypatch):
         recorder = MetricsWriter(tmp_path)
 
         def broken(descriptor, data):

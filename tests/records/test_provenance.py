@@ -1,4 +1,4 @@
-"""What is written down about where a run ran, against the tools that know."""
+"""Recorded facts about the machine and software of a run, compared with the tools that know them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_git(cwd, *words):
     return done.stdout.strip()
 
 
-def test_versions_are_those_of_the_libraries():
+def test_versions_equal_those_of_the_libraries():
     found = versions()
     assert found["numpy"] == np.__version__
     assert found["python"] == platform.python_version()
@@ -40,7 +40,7 @@ def test_a_library_that_is_absent_is_none(monkeypatch):
     assert versions()["no-such-library"] is None
 
 
-def test_asking_imports_no_heavy_library():
+def test_collecting_provenance_imports_no_heavy_library():
     script = (
         "import sys; from steppe.records.provenance import provenance; provenance(); "
         "print([name for name in ('torch', 'numba', 'tensorboard') if name in sys.modules])"
@@ -85,7 +85,7 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     assert git(tmp_path) is None
 
 
-def test_thread_variables_are_kept(monkeypatch):
+def test_thread_variables_are_recorded(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     threads = provenance()["threads"]

@@ -1,4 +1,4 @@
-"""Run directories: made once, written by one process at a time, found by name or path."""
+"""Run directories: created once, written by one process at a time, found by name or path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def everything(path: Path) -> dict[str, tuple[int, int]]:
     return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in path.rglob("*")}
 
 
-def test_a_run_is_written_down_completely(root):
+def test_a_run_is_recorded_completely(root):
     made = resolve_config(("file.toml", {"env": "CartPole-v1", "learning_rate": 0.01}), ("flag", {"seed": 7}))
     directory = RunDirectory.create(made.config, made.sources)
     record = json.loads((directory.path / "run.json").read_text())
@@ -101,7 +101,7 @@ def test_without_a_root_runs_are_kept_in_the_working_directory(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden", "x" * 101, "spa ce"])
-def test_a_name_is_only_a_name(root, name):
+def test_a_name_may_not_be_a_path(root, name):
     with pytest.raises(ConfigError, match="name="):
         create(name=name)
     assert not root.exists()
@@ -126,13 +126,13 @@ def test_a_directory_with_other_things_may_become_a_run(tmp_path):
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
 
 
-def test_a_place_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_directory_that_cannot_be_created_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot create the run directory"):
         create(run_dir=tmp_path / "file" / "run")
 
 
-def test_of_two_processes_that_make_one_run_only_one_succeeds(root):
+def test_only_one_of_two_processes_can_create_a_run(root):
     command = [sys.executable, "-c", CREATOR]
     creators = [
         subprocess.Popen([*command, str(seed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -151,7 +151,7 @@ def test_of_two_processes_that_make_one_run_only_one_succeeds(root):
     assert RunDirectory.open("same").config().seed == winner
 
 
-def test_a_run_that_a_rival_finished_while_we_waited_for_the_lock_is_kept(root, monkeypatch):
+def test_a_run_created_by_another_process_during_the_wait_for_the_lock_is_kept(root, monkeypatch):
     real = RunDirectory.acquire
 
     def late(directory):
@@ -163,10 +163,10 @@ def test_a_run_that_a_rival_finished_while_we_waited_for_the_lock_is_kept(root, 
     with pytest.raises(RunExists):
         create(name="same", seed=2)
     assert RunDirectory.open("same").config().seed == 1
-    RunDirectory.open("same").acquire()  # the loser let go of it
+    RunDirectory.open("same").acquire()  # the losing process has released it
 
 
-def test_a_second_process_cannot_write_until_the_first_is_dead(root):
+def test_a_second_process_cannot_write_until_the_first_has_ended(root):
     directory = create(name="one")
     directory.release()
     command = [sys.executable, "-c", HOLDER, str(directory.path)]
@@ -180,10 +180,10 @@ def test_a_second_process_cannot_write_until_the_first_is_dead(root):
     holder.stdin.close()
     holder.stdout.close()
     directory.acquire()
-    directory.acquire()  # it is mine already
+    directory.acquire()  # this process holds it already
 
 
-def test_the_maker_holds_the_run(root):
+def test_the_creating_process_holds_the_run(root):
     directory = create(name="held")
     with pytest.raises(Conflict, match=str(os.getpid())):
         RunDirectory.open("held").acquire()
@@ -192,7 +192,7 @@ def test_the_maker_holds_the_run(root):
     RunDirectory.open("held").acquire()
 
 
-def test_an_unknown_run_gets_the_nearest_name(root):
+def test_the_error_for_an_unknown_run_suggests_the_nearest_name(root):
     with pytest.raises(RunNotFound, match="contains no runs yet"):
         RunDirectory.open("cartpole")
     create(name="cartpole-best")
@@ -203,14 +203,14 @@ def test_an_unknown_run_gets_the_nearest_name(root):
         RunDirectory.open(root / "empty")
 
 
-def test_summaries_are_kept(root):
+def test_summaries_are_stored(root):
     directory = create()
     assert directory.summary() is None
     directory.write_summary({"a": 1.5, "b": math.nan, "c": {"d": [math.inf, None]}})
     assert directory.summary() == {"a": 1.5, "b": None, "c": {"d": [None, None]}}
 
 
-def test_runs_are_listed_newest_first_with_what_is_damaged(root):
+def test_runs_are_listed_newest_first_including_damaged_ones(root):
     assert list_runs() == []
     for name in ("one", "two", "three"):
         directory = create(name=name, algo="dqn")
@@ -222,7 +222,7 @@ def test_runs_are_listed_newest_first_with_what_is_damaged(root):
     (root / "one" / "run.json").write_text("{")
     (root / "not a run").mkdir()
     infos = list_runs()
-    assert [info.id for info in infos] == ["one", "three", "two"]  # the damaged one is dated by its file
+    assert [info.id for info in infos] == ["one", "three", "two"]  # the damaged one has the time of its file
     assert "run.json" in infos[0].damage
     assert (infos[1].status.state, infos[1].env, infos[1].algo) == ("SUCCEEDED", "CartPole-v1", "dqn")
     assert infos[1].summary == {"env_steps": 5}

@@ -1,4 +1,4 @@
-"""The summary of classic training, by hand."""
+"""The summary of classic training, compared with values calculated by hand."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from steppe.classic import TrainingStatistics
 pytestmark = pytest.mark.unit
 
 
-def test_nothing_recorded_is_nothing_to_say():
+def test_an_empty_record_has_no_summary():
     statistics = TrainingStatistics()
     statistics.record_metric("loss", 1.0)
     assert statistics.get_summary() == {}
 
 
-def test_the_summary_is_that_of_the_episodes():
+def test_the_summary_matches_the_episodes():
     statistics = TrainingStatistics()
     for reward, length in ((1.0, 10), (3.0, None), (-1.0, 20)):
         statistics.record_episode(reward, length)

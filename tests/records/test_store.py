@@ -60,8 +60,8 @@ def end(process):
     process.stdout.close()
 
 
-def test_processes_that_write_at_once_lose_nothing(tmp_path):
-    path = tmp_path / "run.sqlite"  # none of them finds it made: they also race to create it
+def test_concurrent_writers_lose_nothing(tmp_path):
+    path = tmp_path / "run.sqlite"  # it does not exist yet: they also race to create it
     command = [sys.executable, "-c", POSTER, str(path)]
     writers = [subprocess.Popen([*command, str(who), "300"]) for who in range(4)]
     assert [writer.wait() for writer in writers] == [0] * 4
@@ -74,7 +74,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     store.close()
 
 
-def test_a_reader_never_misses_a_record_that_came_while_it_read(store):
+def test_a_reader_misses_no_record_written_while_it_reads(store):
     writers = [subprocess.Popen([sys.executable, "-c", POSTER, str(store.path), str(who), "200"]) for who in range(2)]
     seen, after = [], 0
     while len(seen) < 400:
@@ -85,7 +85,7 @@ def test_a_reader_never_misses_a_record_that_came_while_it_read(store):
     assert sorted(seen) == sorted((who, k) for who in "01" for k in range(200))
 
 
-def test_threads_have_connections_of_their_own(store):
+def test_every_thread_has_its_own_connection(store):
     def post(who):
         for k in range(50):
             store.post("t", {"who": who, "k": k})
@@ -103,7 +103,7 @@ def test_threads_have_connections_of_their_own(store):
 
 @pytest.fixture
 def connections(monkeypatch):
-    """Every connection that is made from now on."""
+    """Collect every connection that is opened from now on."""
     made, connect = [], sqlite3.connect
 
     def counted(*words, **options):
@@ -154,7 +154,7 @@ def test_records_survive_a_kill(tmp_path):
     store.close()
 
 
-def test_the_state_is_pending_until_somebody_says_otherwise(store):
+def test_the_state_is_pending_until_it_is_set(store):
     assert store.status().state == "PENDING"
     assert not store.status().live
 
@@ -174,7 +174,7 @@ def test_an_unknown_state_is_refused(store):
         store.set_status("BUSY")
 
 
-def test_the_start_stays_and_the_change_moves(store):
+def test_start_time_is_constant_and_change_time_is_updated(store):
     store.set_status("STARTING")
     first = store.status()
     store.set_status("RUNNING")
@@ -184,7 +184,7 @@ def test_the_start_stays_and_the_change_moves(store):
 
 
 @pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "PAUSED", "STOPPING"])
-def test_a_killed_owner_is_lost_at_once(store, state):
+def test_a_run_whose_owner_was_killed_is_lost_at_once(store, state):
     owner = owner_of(store, state)
     assert store.status().state == state
     assert store.status().pid == owner.pid
@@ -195,7 +195,7 @@ def test_a_killed_owner_is_lost_at_once(store, state):
 
 
 @pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "STOPPED"])
-def test_an_ended_run_stays_as_it_ended(store, state):
+def test_an_ended_run_keeps_its_state(store, state):
     end(owner_of(store, state))
     assert store.status().state == state
 
@@ -209,7 +209,7 @@ def test_an_unreaped_owner_counts_as_dead(store):
     end(owner)
 
 
-def test_another_process_under_the_same_number_is_not_the_owner(store, monkeypatch):
+def test_another_process_with_the_same_pid_is_not_the_owner(store, monkeypatch):
     store.set_status("RUNNING")
     assert store.status().state == "RUNNING"
     mine = process_start(os.getpid())
@@ -217,7 +217,7 @@ def test_another_process_under_the_same_number_is_not_the_owner(store, monkeypat
     assert store.status().reason == "process_dead"
 
 
-def test_a_silent_owner_is_lost_after_three_heartbeats(store, monkeypatch):
+def test_a_run_is_lost_after_three_missed_heartbeats(store, monkeypatch):
     now = time.time()
     monkeypatch.setattr(module.time, "time", lambda: now)
     store.set_status("RUNNING")
@@ -229,7 +229,7 @@ def test_a_silent_owner_is_lost_after_three_heartbeats(store, monkeypatch):
     assert store.status().state == "RUNNING"
 
 
-def test_only_the_owners_heart_counts(store):
+def test_only_heartbeats_of_the_owner_count(store):
     owner = owner_of(store)
     before = store.status().heartbeat_s
     store.heartbeat()
@@ -243,13 +243,13 @@ def test_a_file_that_is_no_store_is_damage(tmp_path):
         RunStore(tmp_path / "run.sqlite")
 
 
-def test_a_reader_does_not_make_what_is_missing(tmp_path):
+def test_a_reader_does_not_create_a_missing_store(tmp_path):
     with pytest.raises(RunNotFound):
         RunStore(tmp_path / "run.sqlite", create=False)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_journal_is_write_ahead_and_the_file_sound(tmp_path, connections):
+def test_the_journal_is_write_ahead_and_the_file_intact(tmp_path, connections):
     store = RunStore(tmp_path / "run.sqlite")
     store.post("t", {})
     [database] = connections
@@ -259,7 +259,7 @@ def test_the_journal_is_write_ahead_and_the_file_sound(tmp_path, connections):
     store.close()
 
 
-def test_processes_have_a_beginning_and_strangers_have_none():
+def test_start_time_is_known_for_existing_processes_only():
     assert process_start(os.getpid()) == process_start(os.getpid())
     assert process_start(1) is not None
     assert process_start(2**22 + 1) is None

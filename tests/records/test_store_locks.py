@@ -1,4 +1,4 @@
-"""A store's locks last while other connections of the same process come and go."""
+"""A store keeps its locks while other connections of the same process are opened and closed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ visitor.close()  # the last one to leave removes the log
 
 
 @pytest.mark.unit
-def test_opening_a_store_again_drops_no_lock(tmp_path: Path) -> None:
+def test_opening_a_store_again_keeps_its_locks(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
     kept = RunStore(path)
     kept.post("topic", {"a": 1})
-    RunStore(path)  # opened again, and closed when nobody has it any more
+    RunStore(path)  # opened again, and closed when no object refers to it
     subprocess.run([sys.executable, "-c", _VISIT, str(path)], check=True, timeout=60)
     assert path.with_name("run.sqlite-wal").exists(), "the visitor must have seen that somebody else has it open"
     kept.post("topic", {"a": 2})

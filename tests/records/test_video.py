@@ -1,4 +1,4 @@
-"""Recordings, read back frame by frame."""
+"""Videos, read back frame by frame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frames(count=5):
     return made
 
 
-def test_frames_come_back_in_order_and_time(tmp_path):
+def test_frames_are_read_back_in_order_and_time(tmp_path):
     save_gif(tmp_path / "deep" / "x.gif", frames(), fps=20)
     with Image.open(tmp_path / "deep" / "x.gif") as image:
         assert (image.format, image.size, image.n_frames) == ("GIF", (32, 24), 5)
@@ -33,7 +33,7 @@ def test_frames_come_back_in_order_and_time(tmp_path):
 
 
 @pytest.mark.parametrize("fps", [1000, 0.5])
-def test_speeds_a_gif_cannot_have_are_brought_near(tmp_path, fps):
+def test_unsupported_frame_rates_are_approximated(tmp_path, fps):
     save_gif(tmp_path / "x.gif", frames(2), fps=fps)
     with Image.open(tmp_path / "x.gif") as image:
         assert image.info["duration"] == (20 if fps == 1000 else 2000)
@@ -42,13 +42,13 @@ def test_speeds_a_gif_cannot_have_are_brought_near(tmp_path, fps):
 @pytest.mark.parametrize(
     "wrong", [[], [np.zeros((4, 4), np.uint8)], [np.zeros((4, 4, 3))], [np.zeros((4, 4, 4), np.uint8)]]
 )
-def test_what_is_no_picture_is_refused(tmp_path, wrong):
+def test_invalid_frames_are_refused(tmp_path, wrong):
     with pytest.raises(ValueError, match="frame"):
         save_gif(tmp_path / "x.gif", wrong)
     assert not os.listdir(tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_recording(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_video(tmp_path, monkeypatch):
     save_gif(tmp_path / "x.gif", frames())
     before = (tmp_path / "x.gif").read_bytes()
 

@@ -1,4 +1,4 @@
-"""The picture of a run, against sums done by hand."""
+"""The view of a run, compared with sums calculated by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steppe.records.view import RunView
 
 pytestmark = pytest.mark.integration
 
-SUMMARY = (  # as `steppe train --json` promises it
+SUMMARY = (  # as `steppe train --json` documents it
     "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, episodes, agent_steps, updates, version, weights_sha256, "
     "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, eval_terminated_share, eval_agent_returns, wall_s, train_s, time_to_target_s, "
     "steps_per_s, lag_mean, lag_max, dropped_segments, refused_segments, actor_restarts, resume, time_shares, profile"
@@ -38,7 +38,7 @@ def directory(tmp_path):
 
 
 class Roles:
-    """Posts what the roles of a run would; time goes on by a second per report."""
+    """Posts the reports of a run's roles; time advances by a second per report."""
 
     def __init__(self, directory):
         self.store, self.now = directory.store, 1000.0
@@ -77,7 +77,7 @@ def seen(directory) -> RunView:
     return view
 
 
-def test_before_anything_was_reported(directory):
+def test_view_of_a_run_without_reports(directory):
     view = seen(directory)
     assert (view.state, view.ended, view.env_steps, view.version, view.episodes) == ("PENDING", False, 0, 0, 0)
     assert view.total_steps == 9000
@@ -103,8 +103,8 @@ def test_counts_and_speeds(directory, roles):
 
 
 @pytest.mark.regression
-def test_episodes_behind_the_checkpoint_of_a_resumed_run_are_counted_once(directory, roles):
-    """What actors played after it they play again, and report again."""
+def test_episodes_after_the_checkpoint_of_a_resumed_run_are_counted_once(directory, roles):
+    """Actors play and report them again."""
     roles.actor(0, [(1.0, 5)] * 6)
     roles.actor(1, [(1.0, 5)] * 4)
     roles.event("resume", "supervisor", checkpoint=3, episodes=7, env_steps=40)
@@ -117,7 +117,7 @@ def test_episodes_behind_the_checkpoint_of_a_resumed_run_are_counted_once(direct
     assert seen(directory).episodes == 1, "without a checkpoint everything is played again"
 
 
-def test_recent_speed_forgets_what_is_long_ago(directory, roles):
+def test_recent_speed_ignores_old_reports(directory, roles):
     for k in range(1, 41):
         roles.training(1000 * k if k <= 20 else 20_000 + 100 * (k - 20), float(k))
     assert seen(directory).recent_steps_per_s == 100.0
@@ -133,7 +133,7 @@ def test_the_training_return_is_over_the_last_hundred_episodes_of_all_actors(dir
     assert view.train_length_mean == (60 * 5 + 40 * 15) / 100
 
 
-def test_a_late_reader_and_one_who_watched_all_along_see_the_same(directory, roles):
+def test_a_late_reader_sees_the_same_as_a_continuous_one(directory, roles):
     watching = RunView(directory)
     for k in range(1, 30):
         roles.actor(k % 2, [(float(k), k)], phases={"env": k, "policy": 1.0})
@@ -249,14 +249,14 @@ def test_the_summary_of_a_run_that_reached_its_target(directory, roles):
     assert {key: summary[key] for key in expected} == expected
 
 
-def test_the_learner_counts_episodes_and_what_a_restarted_actor_lists_again_is_new_once(directory, roles):
+def test_the_learner_counts_episodes_and_repeated_reports_of_a_restarted_actor_count_once(directory, roles):
     roles.actor(0, [(1.0, 10), (2.0, 10)], total_episodes=2)
     roles.actor(1, [(9.0, 10)], total_episodes=1)
     roles.training(20, 1.0, episodes=2)
     roles.actor(0, [(3.0, 10), (4.0, 10)], total_episodes=4)
     view = seen(directory)
     assert (view.episodes, view.played_episodes) == (2, 5)
-    roles.actor(0, [(3.0, 10)], epoch=1, total_episodes=3)  # killed, and on from an earlier segment
+    roles.actor(0, [(3.0, 10)], epoch=1, total_episodes=3)  # killed, and continued from an earlier segment
     roles.actor(0, [(4.0, 10), (5.0, 10)], epoch=1, total_episodes=5)
     roles.training(50, 2.0, episodes=5)
     view.refresh()
@@ -270,7 +270,7 @@ def test_the_learner_counts_episodes_and_what_a_restarted_actor_lists_again_is_n
     assert view.episodes == 3
 
 
-def test_without_a_final_evaluation_the_learner_has_the_last_word(directory, roles):
+def test_without_a_final_evaluation_the_learners_return_is_used(directory, roles):
     roles.evaluation(1000, [100.0])
     roles.training(3000, 3.0, weights_sha256="learner's", final=True)
     summary = seen(directory).summary(envs=9)
@@ -279,7 +279,7 @@ def test_without_a_final_evaluation_the_learner_has_the_last_word(directory, rol
     assert summary["envs"] == 9
 
 
-def test_a_summary_is_json_even_of_numbers_that_are_not_finite(directory, roles):
+def test_a_summary_with_non_finite_numbers_is_json(directory, roles):
     roles.actor(0, [(math.nan, 1)])
     roles.training(10, 1.0)
     summary = seen(directory).summary()
@@ -287,7 +287,7 @@ def test_a_summary_is_json_even_of_numbers_that_are_not_finite(directory, roles)
     json.dumps(summary, allow_nan=False)
 
 
-def test_wall_time_ends_with_the_run(directory, monkeypatch):
+def test_elapsed_time_ends_with_the_run(directory, monkeypatch):
     started = directory.store.status().started_s
     monkeypatch.setattr(module.time, "time", lambda: started + 50.0)
     assert seen(directory).wall_s == 50.0
@@ -296,8 +296,10 @@ def test_wall_time_ends_with_the_run(directory, monkeypatch):
     assert view.wall_s == view.status.changed_s - started
 
 
-def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypatch):
-    """However far a reader is behind, it holds a page of each kind; and what actors and learner said stays in the order of time."""
+def test_a_long_history_is_read_in_pages(directory, roles, monkeypatch):
+    """However many records are unread, one page of each kind is in memory, and reports of actors and learner stay in
+    order of time.
+    """
     monkeypatch.setattr(module, "_PAGE", 4)
     for k in range(1, 41):
         roles.actor(0, [(float(k), 1)])
@@ -318,7 +320,7 @@ def test_a_long_history_is_taken_in_a_page_at_a_time(directory, roles, monkeypat
     assert view.history == in_order
 
 
-def test_a_dead_owner_is_seen(directory):
+def test_a_dead_owner_is_detected(directory):
     script = (
         "import sys; from pathlib import Path; from steppe.records.store import RunStore\n"
         "RunStore(Path(sys.argv[1])).set_status('RUNNING')\n"
@@ -328,7 +330,7 @@ def test_a_dead_owner_is_seen(directory):
     assert (view.state, view.reason, view.ended) == ("LOST", "process_dead", True)
 
 
-def test_a_record_that_is_none_is_named(directory):
+def test_an_invalid_record_is_reported(directory):
     directory.store.post(TRAINING, {"run": "r", "version": "many"})
     with pytest.raises(DamagedFile, match=r"metrics\.training"):
         RunView(directory).refresh()

@@ -1,4 +1,4 @@
-"""What a trail holds when an environment raises: as little as it takes to get there again."""
+"""What the action log holds when an environment raises: the shortest record that leads to the failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def blame(told, actions=None):
     return told.attach_to(fault, actions)
 
 
-def test_a_world_that_can_be_read_is_followed_from_its_last_segment(kept):
+def test_an_environment_with_snapshots_is_logged_from_its_last_segment(kept):
     told = followed("exact", kept)
     for number in range(3):
         told.record_segment(segment(number), resumable=True)
@@ -59,7 +59,7 @@ def test_a_world_that_can_be_read_is_followed_from_its_last_segment(kept):
 
 
 @pytest.mark.parametrize(("kind", "resumable"), [("replay", True), ("episode-boundary", False)])
-def test_another_is_followed_from_its_seeds(kept, kind, resumable):
+def test_an_environment_without_snapshots_is_logged_from_its_seeds(kept, kind, resumable):
     told = followed(kind, kept)
     told.begin(after=5)
     told.record_segment(segment(0), resumable=resumable)
@@ -70,7 +70,7 @@ def test_another_is_followed_from_its_seeds(kept, kind, resumable):
     assert held["actions"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2]
 
 
-def test_without_room_it_is_followed_from_where_it_can_be_resumed(kept, monkeypatch):
+def test_a_full_log_starts_at_the_last_resumable_point(kept, monkeypatch):
     monkeypatch.setattr(action_log, "MAX_ACTION_BYTES", 2 * segment(0)["action"].nbytes)
     told = followed("replay", kept)
     for number in range(4):
@@ -81,7 +81,7 @@ def test_without_room_it_is_followed_from_where_it_can_be_resumed(kept, monkeypa
     assert kept[0]["whole"]
 
 
-def test_without_room_or_resuming_it_says_that_it_is_not_whole(kept, monkeypatch):
+def test_a_full_log_without_a_resumable_point_is_marked_incomplete(kept, monkeypatch):
     monkeypatch.setattr(action_log, "MAX_ACTION_BYTES", 2 * segment(0)["action"].nbytes)
     told = followed("episode-boundary", kept)
     for number in range(4):
@@ -103,7 +103,7 @@ def test_a_full_disk_does_not_hide_the_fault():
     assert error.details == {"step": 7}
 
 
-def test_where_nothing_is_kept_the_fault_stays_as_it_is():
+def test_without_a_log_the_fault_is_unchanged():
     fault = EnvironmentFault("bad luck")
     told = ActionLog(0, SimpleNamespace(resume_kind="exact"), None)
     told.record_segment(segment(0), resumable=True)

@@ -1,4 +1,4 @@
-"""The actor with a scripted world and policy: every cell of its segments is worked out by hand."""
+"""The actor with a scripted environment and policy: every value of its segments is calculated by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_actor(gate=None, world=None, **options):
 
 
 def collected(actor, context, count=1):
-    """Polls `count` segments, each copied, and gives their memory back at once."""
+    """Poll `count` segments, copy each, and release its memory at once."""
     found = []
     for _ in range(count):
         assert actor.step()
@@ -34,7 +34,7 @@ def collected(actor, context, count=1):
 
 
 class TestSegments:
-    def test_what_two_segments_hold(self):
+    def test_two_segments_have_the_expected_content(self):
         """Environment 0 terminates after 4 steps, environment 1 is truncated after 5."""
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(2))
@@ -56,14 +56,14 @@ class TestSegments:
         assert first["valid"].all()
         assert second["valid"].all()
 
-    def test_the_world_gets_the_actions_that_are_written_down(self):
+    def test_the_environment_gets_the_recorded_actions(self):
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(0))
         found = collected(actor, context, 4)
         written = np.concatenate([columns["action"] for _, columns in found])
         np.testing.assert_array_equal(written, actor.env.actions)
 
-    def test_the_policy_is_told_where_episodes_start(self):
+    def test_the_policy_receives_episode_starts(self):
         actor, context = make_actor(world=ScriptedWorld((2, 3), next_step=True))
         context.weights.publish(POLICY, weights_of(0))
         collected(actor, context, 2)
@@ -80,7 +80,7 @@ class TestSegments:
         np.testing.assert_array_equal(valid[:, 1], [True, True, True, False, True, True])
         assert actor.env_steps == 9
 
-    def test_the_world_is_reset_once_and_only_when_needed(self):
+    def test_the_environment_is_reset_once_and_only_when_needed(self):
         actor, context = make_actor()
         assert not actor.step()
         assert actor.env.seeds == []
@@ -90,14 +90,14 @@ class TestSegments:
 
 
 class TestWeights:
-    def test_nothing_happens_before_there_are_weights(self):
+    def test_the_actor_waits_for_the_first_weights(self):
         actor, context = make_actor()
         assert not actor.step()
         assert context.channel.poll() is None
         assert actor.env.actions == []
 
     def test_newer_weights_are_adopted_between_segments_only(self):
-        """They are published while a segment is being collected: its rows and header are all of the older ones."""
+        """They are published during a segment, whose rows and header all keep the older version."""
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(1))
         step = actor.env.step
@@ -123,14 +123,14 @@ class TestWeights:
         context.weights.publish(POLICY, weights_of(1))
         assert collected(actor, context)[0][0].version == 1
 
-    def test_free_goes_on_with_what_it_has(self):
+    def test_free_running_actors_continue_with_old_weights(self):
         actor, context = make_actor(FreeCollectPolicy())
         context.weights.publish(POLICY, weights_of(0))
         assert [head.version for head, _ in collected(actor, context, 3)] == [0, 0, 0]
 
 
 class TestBackPressure:
-    def test_a_full_channel_holds_it_back(self):
+    def test_a_full_channel_blocks_the_actor(self):
         actor, context = make_actor(slots=2)
         context.weights.publish(POLICY, weights_of(0))
         assert [actor.step() for _ in range(4)] == [True, True, False, False]
@@ -144,7 +144,7 @@ class TestBackPressure:
         context.weights.publish(POLICY, weights_of(0))
         offer, refusals = context.channel.offer, [False, False]
         context.channel.offer = lambda segment: refusals.pop() if refusals else offer(segment)
-        assert [actor.step() for _ in range(2)] == [True, False]  # the first adopted weights
+        assert [actor.step() for _ in range(2)] == [True, False]  # the first weights that the actor uses
         assert context.channel.poll() is None
         context.weights.publish(POLICY, weights_of(5))
         assert actor.step()
@@ -153,9 +153,9 @@ class TestBackPressure:
         assert len(actor.env.actions) == SPEC.num_steps
 
 
-class TestOrders:
+class TestCommands:
     @pytest.mark.parametrize("order", [FINISH, STOP])
-    def test_stops_in_mid_segment(self, order):
+    def test_stop_takes_effect_within_a_segment(self, order):
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(0))
         step = actor.env.step
@@ -172,7 +172,7 @@ class TestOrders:
         assert context.channel.poll() is None
         assert actor.env_steps == 0
 
-    def test_rests_while_paused(self):
+    def test_a_paused_actor_does_not_step(self):
         actor, context = make_actor(slots=2)
         context.weights.publish(POLICY, weights_of(0))
         context.orders["now"] = PAUSE
@@ -199,7 +199,7 @@ class TestBadNumbers:
             ("reward", np.inf, r"actor-0, segment 1: reward is inf at step 1 .* environment 1"),
         ],
     )
-    def test_field_step_and_environment_are_named(self, field, value, message):
+    def test_error_names_field_step_and_environment(self, field, value, message):
         actor, context = make_actor(slots=2)
         context.weights.publish(POLICY, weights_of(0))
         actor.env.poison[SPEC.num_steps + 2] = (field, value)
@@ -231,7 +231,7 @@ class TestBadNumbers:
         with pytest.raises(NotFinite, match="obs is nan at step 1"):
             actor.step()
 
-    def test_a_fault_of_its_own_is_left_as_it_is(self):
+    def test_an_unrelated_fault_is_unchanged(self):
         actor, context = make_actor(world=ScriptedWorld(fail_at=2))
         context.weights.publish(POLICY, weights_of(0))
         with pytest.raises(EnvironmentFault, match="the script says so"):
@@ -242,7 +242,7 @@ class TestReports:
     def reports(self, context):
         return [ActorReport.read(record) for _, record in context.board.read(ACTORS)]
 
-    def test_every_two_seconds_with_the_episodes_since(self):
+    def test_reports_every_two_seconds_with_new_episodes(self):
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(3))
         collected(actor, context, 2)
@@ -256,7 +256,7 @@ class TestReports:
         assert report.state == "running"
         assert report.phases.keys() == {"env", "policy", "blocked", "other"}
 
-    def test_last_words(self):
+    def test_a_final_report_is_sent(self):
         actor, context = make_actor()
         context.weights.publish(POLICY, weights_of(0))
         collected(actor, context, 2)
@@ -266,7 +266,7 @@ class TestReports:
         assert report.episodes == [(10.0, 4), (15.0, 5)]
         assert actor.env.closed
 
-    def test_environments_are_closed_even_if_nobody_listens(self):
+    def test_environments_are_closed_even_if_the_board_fails(self):
         actor, context = make_actor()
 
         def deaf(topic, record):
@@ -277,7 +277,7 @@ class TestReports:
             actor.close()
         assert actor.env.closed
 
-    def test_spans_are_kept_while_there_is_room(self):
+    def test_spans_are_recorded_up_to_a_limit(self):
         actor, context = make_actor()
         context.trace_spans = 2
         context.weights.publish(POLICY, weights_of(0))
@@ -289,7 +289,7 @@ class TestReports:
 
 class TestResuming:
     def states(self, world):
-        """Five segments of one life, with the state that travelled with each."""
+        """Return five consecutive segments with the actor state that was sent with each."""
         actor, context = make_actor(world=world)
         context.weights.publish(POLICY, weights_of(1))
         found = []
@@ -301,7 +301,7 @@ class TestResuming:
         return found
 
     @pytest.mark.parametrize("next_step", [False, True])
-    def test_it_goes_on_exactly(self, next_step):
+    def test_a_resumed_actor_continues_exactly(self, next_step):
         life = self.states(ScriptedWorld(next_step=next_step))
         actor, context = make_actor(world=ScriptedWorld(next_step=next_step))
         context.weights.publish(POLICY, weights_of(1))
@@ -309,13 +309,13 @@ class TestResuming:
         for sequence, (head, columns) in enumerate(collected(actor, context, 3), start=2):
             assert head.sequence == sequence
             for name, column in columns.items():
-                if name != "final_obs":  # means nothing where no episode was cut
+                if name != "final_obs":  # meaningless where no episode was truncated
                     np.testing.assert_array_equal(column, life[sequence][1][name], err_msg=name)
         assert actor.env_steps == sum(int(columns["valid"].sum()) for _, columns in life)
         assert actor.env.seeds == []
 
     @pytest.mark.parametrize("known", [True, False])
-    def test_a_world_that_cannot_be_written_down_begins_new_episodes(self, known):
+    def test_an_environment_without_snapshots_starts_new_episodes(self, known):
         world = ScriptedWorld()
         world.snapshot = lambda: None
         state = self.states(world)[1][0] if known else None
@@ -329,7 +329,7 @@ class TestResuming:
         assert actor.env.seeds == [seeds]
         assert actor.env_steps == (18 if known else 6)
 
-    def test_a_world_that_refuses_its_snapshot_begins_new_episodes(self):
+    def test_an_environment_that_refuses_its_snapshot_starts_new_episodes(self):
         state = self.states(ScriptedWorld())[1][0]
         actor, _ = make_actor()
 

@@ -1,4 +1,4 @@
-"""The archive on a run directory: what it keeps, and what it does without room."""
+"""The archive on a run directory: what it keeps, and what happens on a full disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Without room until `full.undo()`."""
+    """A full disk until `full.undo()`."""
 
     def refuse(descriptor, data):
         raise OSError(28, "No space left on device")
@@ -47,7 +47,7 @@ def report(version=0):
     return TrainingReport(run="run", version=version, updates=0, env_steps=0, train_s=0.0)
 
 
-def test_the_next_one_goes_on_where_this_one_ended(directory):
+def test_a_new_archive_continues_after_the_previous_one(directory):
     archive = RunArchive(directory, 3)
     assert (archive.best_score(), dict(archive.written)) == (-math.inf, {})
     archive.save_best(weights_of(3, value=1.0), 12.5)
@@ -58,7 +58,7 @@ def test_the_next_one_goes_on_where_this_one_ended(directory):
     again.close()
 
 
-def test_a_damaged_best_is_none(directory):
+def test_a_damaged_best_checkpoint_is_ignored(directory):
     archive = RunArchive(directory, 3)
     archive.save_best(weights_of(3), 12.5)
     (directory.checkpoints / "best" / "00000001" / "weights.safetensors").unlink()
@@ -66,7 +66,7 @@ def test_a_damaged_best_is_none(directory):
     archive.close()
 
 
-def test_weights_wait_for_room_and_the_newest_counts(directory, full):
+def test_weights_are_kept_until_there_is_space_and_the_newest_replace_older_ones(directory, full):
     archive = RunArchive(directory, 3)
     archive.save_best(weights_of(1, value=1.0), 1.0)
     archive.save_best(weights_of(2, value=2.0), 2.0)
@@ -80,14 +80,14 @@ def test_weights_wait_for_room_and_the_newest_counts(directory, full):
     archive.close()
 
 
-def test_an_end_that_cannot_be_kept_is_told(directory, full):
+def test_a_final_result_that_cannot_be_saved_is_reported(directory, full):
     archive = RunArchive(directory, 3)
     archive.save_result(weights_of(2))
     with pytest.raises(DiskFull, match="no disk space for the result weights"):
         archive.close()
 
 
-def test_a_recording_is_given_up(directory, full):
+def test_a_video_is_dropped_on_a_full_disk(directory, full):
     archive = RunArchive(directory, 3)
     frames = [np.zeros((8, 8, 3), np.uint8)]
     assert archive.save_video(Evaluation([1.0], [1], frames=frames), 5) is None
@@ -96,7 +96,7 @@ def test_a_recording_is_given_up(directory, full):
     archive.close()
 
 
-def test_other_errors_are_errors(directory, monkeypatch):
+def test_other_errors_are_raised(directory, monkeypatch):
     archive = RunArchive(directory, 3)
 
     def broken(descriptor):

@@ -1,4 +1,4 @@
-"""What a policy and its environment exchange besides observations and actions, if both support it."""
+"""Optional inputs that a policy and its environment exchange if both support them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_policy_without_optional_inputs_gets_none():
     assert policy.inputs == {"explore": False}
 
 
-def test_masks_of_actions_are_passed_when_the_environment_has_some_now():
+def test_action_masks_are_passed_whenever_the_environment_has_them():
     policy, env = RecordingPolicy(), MaskedWorld()
     bound = BoundPolicy(policy, env)
     bound.act(OBS)

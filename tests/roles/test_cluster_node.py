@@ -1,4 +1,4 @@
-"""A cluster's nodes with real agents, a real server and gRPC between them: steps together, deltas, joining, leaving, cuts."""
+"""Nodes of a cluster with real agents, a real server and gRPC: joint steps, deltas, joining, leaving, network failures."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ def in_threads(*works) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_steps_together_are_those_of_one_learner_with_the_joint_batch(count: int) -> None:
-    """Adam and clipping included, for 12 steps from another beginning; to the rounding of sums in another order."""
+def test_joint_steps_equal_those_of_one_learner_with_the_joint_batch(count: int) -> None:
+    """With Adam and clipping, for 12 steps from other parameters; equal up to the rounding of sums in another order."""
     server, stream = together(count), np.random.default_rng(3)
     batches = [invented_draw(SPEC, stream) for _ in range(12)]
     assert len(batches[0]["reward"]) % count == 0
     alone = learner()
     before = flat(alone)
     for batch in batches:
-        batch["reward"][:] *= 4.0  # long gradients: they are clipped
+        batch["reward"][:] *= 4.0  # large gradients, so that they are clipped
         assert alone.learn(Batch(batch.columns, weights=batch.weights)).stats["grad_norm"] > NORM
     with serving(server) as port:
         agents = [learner() for _ in range(count)]
@@ -153,7 +153,7 @@ def joined(port: int, name: str, seed: int = 5, **more) -> ClusterNode:
     return node
 
 
-def test_deltas_are_averaged_by_their_updates_and_everyone_has_the_result() -> None:
+def test_deltas_are_averaged_by_update_count_and_every_node_gets_the_result() -> None:
     server = federated()
     begin = flat(learner())
     with serving(server) as port:
@@ -171,7 +171,7 @@ def test_deltas_are_averaged_by_their_updates_and_everyone_has_the_result() -> N
         assert found == {"env_steps": 12.0, "exchanges": 1.0, "missed": 0.0}
 
 
-def test_late_joiners_begin_with_what_the_cluster_has_and_leavers_hold_nobody_up() -> None:
+def test_late_nodes_start_with_the_parameters_of_the_cluster_and_leaving_nodes_block_none() -> None:
     with serving(federated()) as port:
         one = joined(port, "a")
         nudge(one.agent, 1.0)
@@ -184,8 +184,8 @@ def test_late_joiners_begin_with_what_the_cluster_has_and_leavers_hold_nobody_up
         assert one.version == 2
 
 
-def test_a_node_that_comes_too_late_for_a_round_goes_on_with_its_result() -> None:
-    """The others did not wait beyond the deadline; what it made does not count, and it is with them again."""
+def test_a_node_that_misses_a_round_continues_with_its_result() -> None:
+    """The others did not wait beyond the deadline; its update does not count, and it takes part in the next round."""
     server = federated(deadline_s=0.3)
     with serving(server) as port:
         one, slow = joined(port, "a", deadline_s=0.3), joined(port, "b", deadline_s=0.3)
@@ -197,7 +197,7 @@ def test_a_node_that_comes_too_late_for_a_round_goes_on_with_its_result() -> Non
         assert server.get_server_stats()["refused_pushes"] == {"stale_round": 1}
 
 
-def test_below_the_quorum_a_node_keeps_what_it_has_and_tries_again() -> None:
+def test_below_the_quorum_a_node_keeps_its_parameters_and_retries() -> None:
     server = federated(min_workers_for_update=2, deadline_s=0.3)
     with serving(server) as port:
         one = joined(port, "a", deadline_s=0.3)
@@ -207,15 +207,15 @@ def test_below_the_quorum_a_node_keeps_what_it_has_and_tries_again() -> None:
         np.testing.assert_array_equal(flat(one.agent), mine)
         two = joined(port, "b", deadline_s=30.0)
         done = []
-        while True not in done:  # they may come too far apart for one round
+        while True not in done:  # they can arrive too far apart for one round
             in_threads(lambda: done.append(one.synchronize()), lambda: done.append(two.synchronize()))
         assert one.counts["missed"] >= 1
 
 
-def test_without_a_server_a_node_goes_on_alone() -> None:
+def test_without_a_server_a_node_continues_alone() -> None:
     server = federated()
     with serving(server) as port:
-        one = joined(port, "a", retry_s=0.1, timeout_s=60.0)  # a server that is gone refuses at once
+        one = joined(port, "a", retry_s=0.1, timeout_s=60.0)  # a stopped server refuses connections at once
         nudge(one.agent, 1.0)
         server.stop_server()
         mine = flat(one.agent)
@@ -231,7 +231,7 @@ def test_without_a_server_a_node_goes_on_alone() -> None:
         assert one.counts == {"exchanges": 1, "missed": 1}
 
 
-def test_steps_together_end_when_too_few_come_again_and_again() -> None:
+def test_joint_steps_end_after_repeated_rounds_below_the_quorum() -> None:
     rounds = Rounds(synchronous=True, quorum=2, deadline_s=0.1)
     server = ParameterServer(params_of(learner()), update_frequency=2**31, rounds=rounds)
     with serving(server) as port:
@@ -249,7 +249,7 @@ def test_steps_together_end_when_too_few_come_again_and_again() -> None:
         (lambda: FederatedParameterServer({"w": np.zeros(3)}), {}, "it serves another agent"),
     ],
 )
-def test_servers_that_do_not_fit_are_named(server, more: dict, words: str) -> None:
+def test_unsuitable_servers_are_refused_with_the_reason(server, more: dict, words: str) -> None:
     with serving(server()) as port:
         with pytest.raises(ConfigError) as caught:
             joined(port, "a", **more)

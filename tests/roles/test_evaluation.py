@@ -1,4 +1,4 @@
-"""The judge: whole episodes, the same share from every environment, random numbers by seed and version alone."""
+"""The evaluator: whole episodes, an equal share from each environment, randomness from seed and version only."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def total(length):
 
 class TestShares:
     def test_short_episodes_are_not_favoured(self):
-        """The first six to end would nearly all be of length 2; each environment must give two."""
+        """The first six to end would nearly all have length 2; each environment must contribute two."""
         result = Evaluator(ScriptedWorld((2, 5, 9)), ScriptedPolicy(), 0).evaluate(6, never)
         assert sorted(result.lengths) == [2, 2, 5, 5, 9, 9]
         assert sorted(result.returns) == sorted(map(total, result.lengths))
 
-    def test_a_remainder_goes_to_the_first(self):
+    def test_the_remainder_goes_to_the_first_environments(self):
         result = Evaluator(ScriptedWorld((2, 3, 4)), ScriptedPolicy(), 0).evaluate(5, never)
         assert sorted(result.lengths) == [2, 2, 3, 3, 4]
 
-    def test_fewer_episodes_than_environments(self):
+    def test_fewer_episodes_than_environments_are_possible(self):
         assert Evaluator(ScriptedWorld((6, 3, 2)), ScriptedPolicy(), 0).evaluate(1, never).lengths == [6]
 
     @pytest.mark.parametrize("next_step", [False, True])
-    def test_reset_steps_are_in_no_episode(self, next_step):
+    def test_reset_steps_belong_to_no_episode(self, next_step):
         result = Evaluator(ScriptedWorld((3, 4), next_step=next_step), ScriptedPolicy(), 0).evaluate(6, never)
         assert sorted(result.lengths) == [3, 3, 3, 4, 4, 4]
         assert sorted(result.returns) == [6.0, 6.0, 6.0, 10.0, 10.0, 10.0]
@@ -50,16 +50,16 @@ class TestShares:
 
 
 class TestEpisodesWithoutEnd:
-    def test_they_count_with_what_they_have(self):
+    def test_unfinished_episodes_count_with_their_return_so_far(self):
         result = Evaluator(ScriptedWorld((3, 10**9)), ScriptedPolicy(), 0, max_steps=7).evaluate(2, never)
         assert (result.returns, result.lengths) == ([total(3), total(7)], [3, 7])
 
-    def test_an_episode_that_has_not_begun_does_not_count(self):
+    def test_an_episode_that_has_not_started_does_not_count(self):
         """After 6 steps the first environment has ended twice and would be at step 0 of its third."""
         result = Evaluator(ScriptedWorld((3, 10**9)), ScriptedPolicy(), 0, max_steps=6).evaluate(6, never)
         assert result.lengths == [3, 3, 6]
 
-    def test_told_to_stop_there_is_no_result(self):
+    def test_a_stopped_evaluation_has_no_result(self):
         calls = iter([False, False, True])
         world = ScriptedWorld((100, 100))
         assert Evaluator(world, ScriptedPolicy(), 0).evaluate(2, lambda: next(calls)) is None
@@ -67,7 +67,7 @@ class TestEpisodesWithoutEnd:
 
 
 class TestRandomness:
-    def test_it_comes_from_seed_and_version(self):
+    def test_randomness_depends_on_seed_and_version(self):
         world, policy = ScriptedWorld((2, 2)), ScriptedPolicy()
         judge = Evaluator(world, policy, 5)
         for version in (3, 3, 4):
@@ -85,8 +85,8 @@ class TestRandomness:
         assert one != other
 
     @pytest.mark.parametrize("vector", ["native", "loop"])
-    def test_evaluations_before_do_not_matter(self, vector):
-        """With real environments, whose episodes depend on what they drew before unless they are seeded again."""
+    def test_earlier_evaluations_change_nothing(self, vector):
+        """With real environments, whose episodes depend on earlier random numbers unless they are seeded again."""
 
         def judged(versions):
             world = make_segment_env("CartPole-v1", EnvConfig(vector=vector), 3, seed_sequence(0, "any"))
@@ -100,7 +100,7 @@ class TestRandomness:
         assert judged([7]).returns == judged([1, 2, 7]).returns
         assert judged([7]).returns != judged([8]).returns
 
-    def test_exploring_is_passed_on(self):
+    def test_the_explore_flag_is_passed_on(self):
         policy = ScriptedPolicy()
         judge = Evaluator(ScriptedWorld((2, 2)), policy, 0)
         judge.evaluate(2, never)
@@ -109,7 +109,7 @@ class TestRandomness:
 
 
 class _Wobble:
-    """Random pushes from the stream it was given."""
+    """Random pushes from the given random stream."""
 
     version = 0
 
@@ -120,8 +120,8 @@ class _Wobble:
         return {"action": self.stream.integers(2, size=len(obs))}
 
 
-class TestTruth:
-    def test_returns_are_those_of_plain_environments(self):
+class TestReturns:
+    def test_returns_equal_those_of_plain_environments(self):
         """The same seeds and actions in bare Gymnasium environments give the same returns."""
         world = make_segment_env("CartPole-v1", EnvConfig(vector="loop"), 4, seed_sequence(0, "any"))
         judge = Evaluator(world, _Leaning(), 2)
@@ -145,7 +145,7 @@ class TestTruth:
         assert evaluation.mean == 4.0
         assert evaluation.std == pytest.approx(((9 + 1 + 16) / 3) ** 0.5)
 
-    def test_frames_are_of_the_first_environments_first_episode(self):
+    def test_frames_are_from_the_first_episode_of_the_first_environment(self):
         world = ScriptedWorld((3, 2))
         result = Evaluator(world, ScriptedPolicy(), 0).evaluate(4, never, record=True)
         assert [int(frame[0, 0, 0]) for frame in result.frames] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Compiled games: step by step against slow Python with the same chance, and what comes of training, exactly.
+"""Compiled games: compared step by step with plain Python on the same random numbers, and exact results of training.
 
 Learning tests state seed, steps and threshold; the optimum against a random opponent is .95983 over both seats.
 """
@@ -98,7 +98,7 @@ class SlowGames:
 
 
 def highest(board):
-    """A player that always takes the last free cell."""
+    """Always play the last free cell."""
     return [free(board)[-1]]
 
 
@@ -108,7 +108,7 @@ class Highest:
 
 @pytest.mark.parametrize("opening", [0, 3])
 @pytest.mark.parametrize(("opponent", "replies"), [("random", free), (Highest, highest), ("self", None)])
-def test_a_block_of_games_is_what_single_steps_make_of_it(opponent, replies, opening):
+def test_a_block_of_games_equals_single_steps(opponent, replies, opening):
     rate, epsilon = LinearSchedule(0.5, 0.1, 2000), LinearSchedule(0.9, 0.1, 2000)
     agent = OptimalQLearning(19_683, 9, learning_rate=rate, discount_factor=0.9, epsilon=epsilon)
     trainer = GameTrainer(agent, tictactoe(), opponent, num_games=5, opening_moves=opening, block_steps=7, seed=3)
@@ -125,7 +125,7 @@ def test_a_block_of_games_is_what_single_steps_make_of_it(opponent, replies, ope
 
 
 def beginnings(replies, opening):
-    """Where a player meets a new game, with exact chances: every way to play the opening, in either seat."""
+    """Return exact probabilities of the states in which a player enters a new game: every opening, in either seat."""
     found, waiting = Counter(), [([0] * 9, count, Fraction(1, opening + 1)) for count in range(opening + 1)]
     while waiting:
         board, left, chance = waiting.pop()
@@ -150,7 +150,7 @@ def with_move(board, move):
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", [0, 1, 4])
 @pytest.mark.parametrize(("opponent", "replies"), [("random", free), (Highest, highest), ("self", None)])
-def test_games_begin_where_they_should_as_often_as_they_should(opponent, replies, opening):
+def test_games_start_with_the_expected_openings_and_frequencies(opponent, replies, opening):
     moves = tictactoe().legal[:0] if opponent == "self" else player_moves(tictactoe(), opponent)
     starts = tictactoe().starts(moves, opening)
     drawn = Counter()
@@ -164,7 +164,7 @@ def test_games_begin_where_they_should_as_often_as_they_should(opponent, replies
 
 
 @pytest.mark.parametrize("steps", [1, 64, 1000])
-def test_blocks_of_any_length_train_alike(steps):
+def test_training_does_not_depend_on_the_block_length(steps):
     def trained(block):
         agent = OptimalQLearning(19_683, 9, epsilon=ConstantSchedule(0.3))
         GameTrainer(agent, tictactoe(), num_games=16, block_steps=block, seed=1).run(steps * 16)
@@ -173,7 +173,7 @@ def test_blocks_of_any_length_train_alike(steps):
     np.testing.assert_array_equal(trained(1), trained(48))
 
 
-def test_a_plain_epsilon_falls_with_the_games_that_end():
+def test_epsilon_decays_with_finished_games():
     agent = OptimalQLearning(19_683, 9, epsilon=1.0, epsilon_decay=0.99, epsilon_min=0.2)
     trainer = GameTrainer(agent, tictactoe(), num_games=2, block_steps=1, seed=0)
     tally = trainer.run(60)
@@ -182,7 +182,7 @@ def test_a_plain_epsilon_falls_with_the_games_that_end():
     assert agent.epsilon == 0.2
 
 
-def test_a_trainer_goes_on_where_another_was():
+def test_a_restored_trainer_continues_exactly():
     def make(seed):
         agent = NumpyQLearning(19_683, 9, epsilon=ConstantSchedule(0.3))
         return GameTrainer(agent, tictactoe(), num_games=16, seed=seed)
@@ -209,7 +209,7 @@ def test_a_trainer_goes_on_where_another_was():
         (lambda: GameTrainer(OptimalQLearning(19_683, 9), tictactoe(), opening_moves=9), "opening_moves=9"),
     ],
 )
-def test_mistakes_are_one_sentence(make, words):
+def test_invalid_arguments_are_refused_in_one_sentence(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
 
@@ -220,8 +220,8 @@ def learned(opponent, steps, rate, epsilon):
     return agent
 
 
-def test_against_a_random_opponent_it_finds_the_best_play():
-    """20 M steps, about 2 s; at least .955 exactly evaluated, and never more than the optimum."""
+def test_training_against_a_random_opponent_finds_optimal_play():
+    """20 M steps, about 2 s; at least .955 by exact evaluation, and never more than the optimum."""
     agent = learned("random", 20_000_000, ExponentialSchedule.over(0.5, 0.005, 20_000_000), 0.5)
     score = np.mean(exact_return(tictactoe(), agent, "random"))
     assert 0.955 <= score < 0.95984
@@ -229,14 +229,14 @@ def test_against_a_random_opponent_it_finds_the_best_play():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("opponent", "steps"), [("self", 10_000_000), ("perfect", 20_000_000)])
-def test_by_self_play_or_against_the_perfect_player_it_never_loses(opponent, steps):
-    """Whatever anybody plays, over the whole tree."""
+def test_training_by_self_play_or_against_the_perfect_player_never_loses(opponent, steps):
+    """Over the whole game tree, whatever the opponent plays."""
     agent = learned(opponent, steps, ConstantSchedule(0.5), 1.0)
     assert worst_return(tictactoe(), agent) == (0.0, 0.0)
 
 
-def test_games_without_openings_do_not_teach_what_follows_a_mistake_of_a_perfect_player():
-    """Why openings are the default against it."""
+def test_games_without_openings_leave_states_after_mistakes_untrained():
+    """The reason why openings are the default against the perfect player."""
     agent = OptimalQLearning(19_683, 9, learning_rate=0.5, discount_factor=1.0, epsilon=ConstantSchedule(1.0))
     GameTrainer(agent, tictactoe(), "perfect", opening_moves=0, seed=0).run(4_000_000)
     assert min(worst_return(tictactoe(), agent)) == -1.0

@@ -1,4 +1,4 @@
-"""The manager with a scripted judge and archive: when it evaluates, what it keeps, what it tells."""
+"""The manager with a scripted evaluator and archive: when it evaluates, what it keeps and reports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.role_fakes import ScriptedPolicy, ScriptedWorld, make_context
 pytestmark = pytest.mark.unit
 
 
-class ScriptedJudge:
-    """The return of an evaluation is looked up by version."""
+class ScriptedEvaluator:
+    """Evaluations whose return depends on the version only."""
 
     def __init__(self, policy, scores, before=None):
         self.policy, self.scores, self.before = policy, scores, before
-        self.judged = []
+        self.evaluated = []
         self.env = ScriptedWorld()
 
     def evaluate(self, episodes, stopping, *, explore=False, record=False):
@@ -32,13 +32,13 @@ class ScriptedJudge:
             self.before()
         if stopping():
             return None
-        self.judged.append((version, episodes, explore, record))
+        self.evaluated.append((version, episodes, explore, record))
         score = self.scores.get(version, 0.0)
         frames = [self.env.render()] if record else []
         return Evaluation([score - 1.0, score + 1.0], [3, 4], frames=frames)
 
 
-class Album:
+class ListArchive:
     """An Archive in lists."""
 
     def __init__(self, written=None, best_score=-math.inf):
@@ -64,15 +64,15 @@ class Album:
         self.closed = True
 
 
-class Bench:
+class LocalManager:
     def __init__(self, *, scores=None, target=None, before=None, **config):
-        self.context, self.album, policy = make_context("manager"), Album(), ScriptedPolicy()
-        self.judge = ScriptedJudge(policy, scores or {}, before)
+        self.context, self.album, policy = make_context("manager"), ListArchive(), ScriptedPolicy()
+        self.judge = ScriptedEvaluator(policy, scores or {}, before)
         self.made = 0
         given = EvalConfig(**{"every_steps": 100, "episodes": 7, "max_share": 1.0, **config})
-        self.manager = Manager(policy, self.make_judge, given, target, self.album, self.context)
+        self.manager = Manager(policy, self.make_evaluator, given, target, self.album, self.context)
 
-    def make_judge(self):
+    def make_evaluator(self):
         self.made += 1
         return self.judge
 
@@ -84,53 +84,53 @@ class Bench:
         return [EvaluationReport.read(record) for _, record in self.context.board.read(EVALUATIONS)]
 
     @property
-    def judged(self):
-        return [version for version, *_ in self.judge.judged]
+    def evaluated(self):
+        return [version for version, *_ in self.judge.evaluated]
 
 
 class TestWhen:
-    def test_only_when_due(self):
-        bench = Bench()
+    def test_evaluates_only_when_due(self):
+        bench = LocalManager()
         for version, env_steps in enumerate([0, 50, 99, 100, 150, 199, 200, 290, 310, 405]):
             assert bench.publish(version, env_steps=env_steps) == (env_steps in (100, 200, 310))
-            assert bench.judged[-1:] == ([version] if env_steps in (100, 200, 310) else bench.judged[-1:])
-        assert bench.judged == [3, 6, 8]  # 405 is less than 100 after 310
+            assert bench.evaluated[-1:] == ([version] if env_steps in (100, 200, 310) else bench.evaluated[-1:])
+        assert bench.evaluated == [3, 6, 8]  # 405 is less than 100 after 310
 
-    def test_by_episodes_too(self):
-        bench = Bench(every_steps=10**9, every_episodes=10)
+    def test_evaluates_by_episodes(self):
+        bench = LocalManager(every_steps=10**9, every_episodes=10)
         for version, episodes in enumerate([0, 9, 10, 15, 19, 20]):
             bench.publish(version, env_steps=version, episodes=episodes)
-        assert bench.judged == [2, 5]
+        assert bench.evaluated == [2, 5]
 
     @pytest.mark.parametrize(
         ("target", "given", "rest_s"), [(None, None, 18.0), (475.0, None, 2.0), (475.0, 0.25, 6.0), (None, 1.0, 0.0)]
     )
-    def test_no_more_than_their_share_of_the_time(self, monkeypatch, target, given, rest_s):
+    def test_evaluations_take_at_most_their_share_of_time(self, monkeypatch, target, given, rest_s):
         clock = [50.0]
         monkeypatch.setattr("steppe.roles.manager.time.perf_counter", lambda: clock[0])
-        bench = Bench(max_share=given, target=target, before=lambda: clock.__setitem__(0, clock[0] + 2.0))
+        bench = LocalManager(max_share=given, target=target, before=lambda: clock.__setitem__(0, clock[0] + 2.0))
         bench.publish(0, env_steps=100)
         if rest_s:
             clock[0] += rest_s - 0.1
             assert not bench.publish(1, env_steps=1000)
         clock[0] += 0.2
         assert bench.publish(2, env_steps=1001)
-        assert bench.judged == [0, 2]
+        assert bench.evaluated == [0, 2]
 
-    def test_nothing_to_do_without_weights(self):
-        bench = Bench()
+    def test_does_nothing_without_weights(self):
+        bench = LocalManager()
         assert not bench.manager.step()
         assert bench.made == 0
 
-    def test_the_same_weights_are_judged_once(self):
-        bench = Bench()
+    def test_the_same_weights_are_evaluated_once(self):
+        bench = LocalManager()
         bench.publish(0, env_steps=100)
         assert not bench.manager.step()
-        assert bench.judged == [0]
+        assert bench.evaluated == [0]
 
     def test_weights_are_fetched_once_each(self):
-        """A copy of large weights for every look would cost more than the evaluation."""
-        bench = Bench()
+        """A copy of large weights for every check would cost more than the evaluation."""
+        bench = LocalManager()
         fetched = []
         newer_than = bench.context.weights.newer_than
         bench.context.weights.newer_than = lambda policy, version: fetched.append(newer_than(policy, version)) or fetched[-1]  # fmt: skip
@@ -139,55 +139,55 @@ class TestWhen:
             bench.manager.step()
         assert [weights is None for weights in fetched] == [False, True, True, True, True, True]
 
-    def test_as_configured(self):
-        bench = Bench(explore=True, record=True)
+    def test_uses_the_configured_evaluator(self):
+        bench = LocalManager(explore=True, record=True)
         bench.publish(1, env_steps=100)
-        assert bench.judge.judged == [(1, 7, True, True)]
+        assert bench.judge.evaluated == [(1, 7, True, True)]
 
 
 class TestTheEnd:
-    def test_the_last_weights_are_judged_even_if_they_were_before(self):
-        bench = Bench(scores={4: 12.0})
+    def test_the_last_weights_are_evaluated_even_if_they_were_before(self):
+        bench = LocalManager(scores={4: 12.0})
         bench.publish(4, env_steps=100)
         bench.context.orders["now"] = FINISH
         assert bench.manager.step()
         assert bench.manager.done
-        assert bench.judged == [4, 4]
+        assert bench.evaluated == [4, 4]
         assert [report.final for report in bench.reports()] == [False, True]
         assert bench.album.results == [4]
 
-    def test_they_need_not_be_due(self):
-        bench = Bench()
+    def test_the_last_evaluation_need_not_be_due(self):
+        bench = LocalManager()
         bench.publish(1, env_steps=3)
         bench.context.orders["now"] = FINISH
         bench.manager.step()
-        assert bench.judged == [1]
+        assert bench.evaluated == [1]
 
-    def test_without_weights_there_is_nothing_to_judge(self):
-        bench = Bench()
+    def test_without_weights_there_is_no_last_evaluation(self):
+        bench = LocalManager()
         bench.context.orders["now"] = FINISH
         bench.manager.step()
         assert bench.manager.done
         assert bench.reports() == []
 
-    def test_stop_ends_it_without_judging(self):
-        bench = Bench()
+    def test_stop_ends_without_a_last_evaluation(self):
+        bench = LocalManager()
         bench.context.orders["now"] = STOP
         assert not bench.publish(0, env_steps=1000)
         assert bench.manager.done
-        assert bench.judged == []
+        assert bench.evaluated == []
 
-    def test_an_evaluation_under_way_gives_way_to_the_last_one(self):
-        bench = Bench()
+    def test_a_running_evaluation_is_replaced_by_the_last_one(self):
+        bench = LocalManager()
         bench.judge.before = lambda: bench.context.orders.update(now=FINISH)
         bench.publish(0, env_steps=100)
-        assert bench.judged == []
+        assert bench.evaluated == []
         bench.manager.step()
-        assert bench.judged == [0]
+        assert bench.evaluated == [0]
         assert bench.reports()[0].final
 
-    def test_the_last_one_is_ended_by_stop_only(self):
-        bench = Bench()
+    def test_only_stop_ends_the_last_evaluation(self):
+        bench = LocalManager()
         bench.publish(0)
         bench.context.orders["now"] = FINISH
         bench.judge.before = lambda: bench.context.orders.update(now=STOP)
@@ -196,26 +196,26 @@ class TestTheEnd:
         assert bench.manager.done
 
     @pytest.mark.parametrize("asked", [RUN, FINISH])
-    def test_a_long_evaluation_is_no_hung_one(self, asked):
-        bench = Bench()
+    def test_a_long_evaluation_sends_heartbeats(self, asked):
+        bench = LocalManager()
         beats = []
         bench.context.heartbeat = lambda: beats.append(1)
         bench.context.orders["now"] = asked
         bench.publish(0, env_steps=100)
-        assert bench.judged == [0]
+        assert bench.evaluated == [0]
         assert beats == [1], "each time the judge asks whether to go on, which is before every step"
 
     def test_closing_closes_evaluator_and_archive(self):
-        bench = Bench()
+        bench = LocalManager()
         bench.publish(0, env_steps=100)
         bench.manager.close()
         assert bench.judge.env.closed
         assert bench.album.closed
 
 
-class TestVerdicts:
-    def test_what_is_told(self):
-        bench = Bench(scores={3: 10.0})
+class TestResults:
+    def test_evaluations_are_reported(self):
+        bench = LocalManager(scores={3: 10.0})
         bench.publish(3, env_steps=100, episodes=2, value=1.5)
         (report,) = bench.reports()
         assert (report.version, report.updates, report.env_steps, report.train_s) == (3, 3, 100, 1.5)
@@ -227,33 +227,33 @@ class TestVerdicts:
         assert report.recording is None
         assert bench.album.recorded[-1].record() == report.record()
 
-    def test_the_best_is_kept(self):
-        bench = Bench(scores={1: -5.0, 2: 3.0, 3: 2.0, 4: 3.0, 5: 8.0})
+    def test_the_best_weights_are_saved(self):
+        bench = LocalManager(scores={1: -5.0, 2: 3.0, 3: 2.0, 4: 3.0, 5: 8.0})
         for version in range(1, 6):
             bench.publish(version, env_steps=100 * version)
         assert bench.album.best == [(1, -5.0), (2, 3.0), (5, 8.0)]
         assert bench.album.results == []
 
     def test_the_target_is_reached_by_the_mean(self):
-        bench = Bench(scores={1: 9.9, 2: 10.0}, target=10.0)
+        bench = LocalManager(scores={1: 9.9, 2: 10.0}, target=10.0)
         bench.publish(1, env_steps=100)
         bench.publish(2, env_steps=200)
         assert [report.reached for report in bench.reports()] == [False, True]
         assert [report.final for report in bench.reports()] == [False, True]
         assert bench.album.results == [2]
 
-    def test_a_recording_is_kept_where_asked_for(self):
-        bench = Bench(record=True)
+    def test_a_video_is_saved_if_configured(self):
+        bench = LocalManager(record=True)
         bench.publish(6, env_steps=100)
         assert bench.album.recordings == [6]
         assert bench.reports()[0].recording == "recordings/6.gif"
 
 
 class TestRecording:
-    def test_what_others_report_is_recorded_once_and_in_order(self, monkeypatch):
+    def test_reports_of_other_roles_are_recorded_once_and_in_order(self, monkeypatch):
         now = [100.0]
         monkeypatch.setattr(manager_module.time, "monotonic", lambda: now[0])
-        bench = Bench()
+        bench = LocalManager()
         board = bench.context.board
         training = [TrainingReport(run="run", version=v, updates=v, env_steps=v, train_s=0.0) for v in range(3)]
         board.post(TRAINING, training[0].record())
@@ -261,7 +261,7 @@ class TestRecording:
         assert bench.manager.step()
         assert not bench.manager.step()
         board.post(TRAINING, training[1].record())
-        assert not bench.manager.step()  # not yet time to look again
+        assert not bench.manager.step()  # not yet time to poll again
         now[0] += manager_module.RECORD_EVERY_S
         assert bench.manager.step()
         board.post(TRAINING, training[2].record())
@@ -271,22 +271,22 @@ class TestRecording:
         assert [r.version for r in bench.album.recorded if isinstance(r, TrainingReport)] == [0, 1, 2]
 
 
-class TestStartedAgain:
-    """A second manager on the same board, as after a kill of the first."""
+class TestRestarted:
+    """A second manager on the same board, as after a kill of the first one."""
 
     def again(self, bench, **archive):
-        """Another bench whose board and weights are those of the first."""
-        other = Bench()
+        """Return another manager with the board and weights of the first one."""
+        other = LocalManager()
         other.context.board, other.context.weights = bench.context.board, bench.context.weights
-        other.album = Album(**archive)
+        other.album = ListArchive(**archive)
         other.manager = Manager(
-            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context
+            other.judge.policy, other.make_evaluator, other.manager.config, None, other.album, other.context
         )
         return other
 
-    def test_it_records_only_what_the_curves_lack(self, monkeypatch):
+    def test_records_only_what_the_curves_lack(self, monkeypatch):
         monkeypatch.setattr(manager_module, "RECORD_EVERY_S", 0.0)
-        bench = Bench()
+        bench = LocalManager()
         bench.publish(0, env_steps=100)
         for version in range(3):
             report = TrainingReport(run="run", version=version, updates=0, env_steps=0, train_s=0.0)
@@ -296,40 +296,40 @@ class TestStartedAgain:
         assert [(type(report).__name__, report.version) for report in other.album.recorded] == [("TrainingReport", 2)]
         assert other.album.numbers == [3]
 
-    def test_it_keeps_the_pace(self):
-        bench = Bench()
+    def test_keeps_the_evaluation_interval(self):
+        bench = LocalManager()
         bench.publish(1, env_steps=130)
         other = self.again(bench)
-        other.manager.step()  # 130 was judged
+        other.manager.step()  # 130 was evaluated
         other.publish(2, env_steps=200)
         other.publish(3, env_steps=229)
-        assert other.judged == []
+        assert other.evaluated == []
         other.publish(4, env_steps=230)
-        assert other.judged == [4]
+        assert other.evaluated == [4]
 
-    def test_it_keeps_the_pace_in_episodes(self):
-        bench = Bench(every_steps=10**9, every_episodes=10)
+    def test_keeps_the_evaluation_interval_in_episodes(self):
+        bench = LocalManager(every_steps=10**9, every_episodes=10)
         bench.publish(1, env_steps=130, episodes=12)
         (report,) = bench.reports()
         assert report.episodes == 12
 
-    def test_a_run_that_went_back_is_judged_again_from_there(self):
-        bench = Bench()
+    def test_a_run_resumed_from_an_earlier_checkpoint_is_evaluated_again(self):
+        bench = LocalManager()
         bench.publish(1, env_steps=110)
         bench.publish(2, env_steps=220)
-        other = Bench()
+        other = LocalManager()
         other.context.board = bench.context.board
         other.manager = Manager(
-            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context
+            other.judge.policy, other.make_evaluator, other.manager.config, None, other.album, other.context
         )
         other.publish(1, env_steps=150)  # from a checkpoint before the second evaluation
         other.publish(2, env_steps=209)
-        assert other.judged == []
+        assert other.evaluated == []
         other.publish(3, env_steps=210)
-        assert other.judged == [3]
+        assert other.evaluated == [3]
 
-    def test_it_keeps_the_best(self):
-        bench = Bench(scores={1: 50.0})
+    def test_keeps_the_best(self):
+        bench = LocalManager(scores={1: 50.0})
         bench.publish(1, env_steps=100)
         other = self.again(bench, best_score=50.0)
         other.judge.scores = {2: 49.0, 3: 51.0}
@@ -338,9 +338,9 @@ class TestStartedAgain:
         other.publish(3, env_steps=300)
         assert other.album.best == [(3, 51.0)]
 
-    def test_the_curves_hear_of_a_resumed_run(self, monkeypatch):
+    def test_curves_are_truncated_for_a_resumed_run(self, monkeypatch):
         monkeypatch.setattr(manager_module, "RECORD_EVERY_S", 0.0)
-        bench = Bench()
+        bench = LocalManager()
         for kind, role in [("resume", "supervisor"), ("resume", "actor-0"), ("checkpoint", "learner")]:
             bench.context.board.post(EVENTS, EventReport(run="run", kind=kind, role=role).record())
         bench.manager.step()

@@ -1,5 +1,6 @@
-"""Learners whose every step is one of all together do what one learner with the joint batch does: every agent, and every way
-of meeting. What the nodes count together is the parameter server's to keep apart, and to go on without."""
+"""Parallel learners with joint steps equal one learner with the joint batch, for every agent and transport. The
+parameter server adds up the nodes' counts by round and does not wait for nodes that are gone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", kit.CASES)
-def test_two_nodes_on_the_network_are_one_learner(case: str) -> None:
+def test_two_nodes_on_the_network_equal_one_learner(case: str) -> None:
     """Three quarters of each batch at one node, the rest at the other; Adam and clipping are the server's."""
     server = build_parameter_server(kit.cluster_of(0, parameter_server="localhost:1"), *kit.begun(case))
     port = server.start_server(port=0, token=TOKEN)
@@ -50,16 +51,16 @@ def test_two_nodes_on_the_network_are_one_learner(case: str) -> None:
     np.testing.assert_array_equal(kit.flat(found[0]), kit.flat(found[1]))
 
 
-def test_with_moments_of_its_own_a_node_would_learn_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above would not see if the parts' advantages were alike."""
+def test_separate_advantage_statistics_would_give_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that the parts' advantages differ, so that the test above is sensitive."""
     monkeypatch.setattr(ClusterNode, "all_reduce_sum", lambda _, counted: counted)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        test_two_nodes_on_the_network_are_one_learner("ppo")
+        test_two_nodes_on_the_network_equal_one_learner("ppo")
 
 
 @pytest.mark.slow
-def test_two_ranks_of_an_mpi_world_are_one_learner(tmp_path: Path) -> None:
-    """What each agent does is seen above, and what the messages carry here. For Ray, tests/cli/test_cluster_backends.py shows it."""
+def test_two_ranks_of_an_mpi_world_equal_one_learner(tmp_path: Path) -> None:
+    """The agents are tested above, and the messages here. tests/cli/test_cluster_backends.py tests Ray."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
     command = [mpi.find_mpiexec(), "-n", "2", sys.executable, PROGRAM, "mpi"]
     done = subprocess.run(command, env=kept, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -89,7 +90,7 @@ def push(server: ParameterServer, worker: str) -> None:
     assert server.push_gradients(worker, {"w": np.ones(2)})
 
 
-def test_what_was_counted_is_added_up_once_all_have_and_is_the_same_for_all() -> None:
+def test_counts_are_added_when_all_have_sent_them_and_are_equal_for_all() -> None:
     server, _ = counting()
     assert server.sum_over_workers("a", 0, [1.0, 0.1]) == (0, None)
     assert server.sum_over_workers("c", 0, [3.0, 0.3]) == (0, None)
@@ -106,8 +107,8 @@ def test_what_was_counted_is_added_up_once_all_have_and_is_the_same_for_all() ->
     assert server.sum_over_workers("a", 1, [5.0, 0.5]) == (1, None), "the next one begins with nothing"
 
 
-def test_who_does_not_count_is_waited_for_once() -> None:
-    """At the deadline the sum is that of those who did; their pushes end the round, and the late one has its result."""
+def test_a_node_that_sends_no_counts_is_waited_for_once() -> None:
+    """At the deadline the sum is that of the others; their pushes end the round, and the late node gets its result."""
     server, clock = counting(quorum=2)
     server.sum_over_workers("a", 0, [1.0])
     clock.now = 10.0
@@ -119,7 +120,7 @@ def test_who_does_not_count_is_waited_for_once() -> None:
     assert (server.round_number, server.version) == (1, 1)
 
 
-def test_who_left_is_not_waited_for() -> None:
+def test_a_node_that_left_is_not_waited_for() -> None:
     server, _ = counting()
     server.sum_over_workers("a", 0, [1.0])
     server.sum_over_workers("b", 0, [2.0])
@@ -128,7 +129,7 @@ def test_who_left_is_not_waited_for() -> None:
     assert server.sum_over_workers("c", 0, [1.0]) == (-1, None)
 
 
-def test_a_server_that_was_restarted_waits_for_nobody_who_has_pushed() -> None:
+def test_a_restarted_server_does_not_wait_for_nodes_that_have_pushed() -> None:
     server, _ = counting()
     for worker in "abc":
         server.sum_over_workers(worker, 0, [1.0])
@@ -149,7 +150,7 @@ def test_a_server_that_was_restarted_waits_for_nobody_who_has_pushed() -> None:
         ([1.0, 2.0], "other"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(counted: list[float], words: str) -> None:
+def test_invalid_counts_are_refused(counted: list[float], words: str) -> None:
     server, _ = counting()
     server.sum_over_workers("a", 0, [1.0])
     with pytest.raises(UsageError, match=words):
@@ -159,7 +160,7 @@ def test_what_cannot_be_counted_is_refused(counted: list[float], words: str) -> 
     assert server.sum_over_workers("b", 0, [1.0]) == (0, None)
 
 
-def test_nobody_counts_where_one_could_mislead_the_others() -> None:
+def test_counts_are_refused_where_a_node_could_mislead_the_others() -> None:
     for server in (
         ParameterServer({"w": np.zeros(2)}),
         ParameterServer({"w": np.zeros(2)}, "median", rounds=Rounds(synchronous=True)),
@@ -171,7 +172,7 @@ def test_nobody_counts_where_one_could_mislead_the_others() -> None:
             server.sum_over_workers("a", 0, [1.0])
 
 
-def test_a_node_whose_round_went_on_without_it_is_with_the_others_again() -> None:
+def test_a_node_that_missed_a_round_takes_part_in_the_next() -> None:
     server = build_parameter_server(kit.cluster_of(0, parameter_server="localhost:1"), *kit.begun("ppo"))
     port = server.start_server(port=0, token=TOKEN)
     try:

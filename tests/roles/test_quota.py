@@ -1,4 +1,4 @@
-"""What a learner hides of a segment after the run's last episode, against a count by hand."""
+"""Which rows of a segment the learner masks after the run's last episode, compared with a count by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBS, ACTION = FieldSpec("obs", (1,), "float32"), FieldSpec("action", (), "int64"
 
 
 def made(num_envs: int, num_agents: int, ends: list[tuple[int, int]]) -> Segment:
-    """Five steps in which the episodes of environments end at (step, environment)."""
+    """Return five steps in which the episodes of environments end at (step, environment)."""
     spec = replace(SegmentSpec(5, num_envs * num_agents, OBS, ACTION), num_agents=num_agents)
     segment = Segment.blank(spec)
     segment["valid"][...] = True
@@ -48,7 +48,7 @@ def test_environments_keep_their_rows_up_to_the_last_episode_that_counts(
     assert np.count_nonzero(segment.ended) == left
 
 
-def test_rows_that_were_no_experience_stay_so() -> None:
+def test_invalid_rows_stay_invalid() -> None:
     segment = made(2, 1, [(1, 0), (3, 0)])
     segment["valid"][2, 0] = False
     invalidate_after_episodes(segment, 2)

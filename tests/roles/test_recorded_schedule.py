@@ -1,4 +1,6 @@
-"""The parts that repeat a recorded run: each segment with its own version, each group in its turn, no weights kept for ever."""
+"""Repeating a recorded run: each segment with its version, each group in its order, and weights kept only as long as
+needed.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,22 @@ def script(*intakes, end=(10, 10)):
 
 
 def adopt(follower, version):
-    """What an actor does at the beginning of its step."""
+    """Return the version that an actor adopts at the beginning of its step."""
     newer = follower.newer_than("policy", version)
     return version if newer is None else newer.version
 
 
 def test_an_actor_gets_the_version_of_each_segment_however_far_the_learner_is():
-    told = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 0), (1, 1, 2)], [(0, 2, 3)])
-    shelf = RetainingWeightStore(LocalWeights(), told)
-    follower = RecordedCollectPolicy(0, told, shelf)
+    schedule = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 0), (1, 1, 2)], [(0, 2, 3)])
+    store = RetainingWeightStore(LocalWeights(), schedule)
+    follower = RecordedCollectPolicy(0, schedule, store)
     assert adopt(follower, -1) == -1, "nothing is published yet"
     for version in range(5):
-        shelf.publish("policy", weights(version))
+        store.publish("policy", weights(version))
     version = adopt(follower, -1)
     collected = []
     for sequence in range(4):
-        for _ in range(2):  # a step that only finds the gate closed, and the next
+        for _ in range(2):  # the first step only finds that it must wait
             version = adopt(follower, version)
             if follower.allows(sequence, version):
                 collected.append((sequence, version))
@@ -55,33 +57,33 @@ def test_an_actor_gets_the_version_of_each_segment_however_far_the_learner_is():
     assert collected == [(0, 0), (1, 0), (2, 3)], "segment 3 is not in the script"
 
 
-def test_the_manager_sees_the_newest():
-    shelf = RetainingWeightStore(LocalWeights(), script([(0, 0, 0)]))
+def test_the_manager_gets_the_newest_weights():
+    store = RetainingWeightStore(LocalWeights(), script([(0, 0, 0)]))
     for version in range(3):
-        shelf.publish("policy", weights(version))
-    assert shelf.newer_than("policy", 0).version == 2
-    assert shelf.newer_than("policy", 2) is None
+        store.publish("policy", weights(version))
+    assert store.newer_than("policy", 0).version == 2
+    assert store.newer_than("policy", 2) is None
 
 
-def test_weights_go_when_the_last_of_their_readers_has_gone_on():
-    told = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 2), (1, 1, 2)])
-    shelf = RetainingWeightStore(LocalWeights(), told)
+def test_weights_are_released_after_their_last_reader():
+    schedule = script([(0, 0, 0), (1, 0, 0)], [(0, 1, 2), (1, 1, 2)])
+    store = RetainingWeightStore(LocalWeights(), schedule)
     for version in range(3):
-        shelf.publish("policy", weights(version))
-    assert shelf.get(1) is None, "no segment needs it"
-    actors = [RecordedCollectPolicy(actor, told, shelf) for actor in (0, 1)]
+        store.publish("policy", weights(version))
+    assert store.get(1) is None, "no segment needs it"
+    actors = [RecordedCollectPolicy(actor, schedule, store) for actor in (0, 1)]
     for actor in actors:
-        assert shelf.get(0) is not None
+        assert store.get(0) is not None
         assert adopt(actor, -1) == 0
         assert actor.allows(0, 0)
         assert not actor.allows(1, 0)
         assert adopt(actor, 0) == 2
-    assert shelf.get(0) is None
+    assert store.get(0) is None
 
 
-def test_shelves_are_shared_within_a_script():
-    told, newest = script(), LocalWeights()
-    assert told.retaining_store(newest) is told.retaining_store(newest)
+def test_the_weight_store_is_shared_within_a_schedule():
+    schedule, newest = script(), LocalWeights()
+    assert schedule.retaining_store(newest) is schedule.retaining_store(newest)
 
 
 def offer(channel, actor, sequence, version=0):
@@ -94,7 +96,7 @@ def names(segments):
     return [(segment.header.actor, segment.header.sequence) for segment in segments]
 
 
-def test_groups_come_in_the_order_of_the_script():
+def test_groups_are_taken_in_the_recorded_order():
     channel = LocalChannel(SPEC, 2, 3)
     intake = RecordedBatchPolicy(channel, script([(1, 0, 0), (0, 0, 0)], [(0, 1, 0)], [(1, 1, 0)]))
     offer(channel, 0, 0)
@@ -108,7 +110,7 @@ def test_groups_come_in_the_order_of_the_script():
     assert intake.tracker.expected == {0: 2, 1: 2}
 
 
-def test_what_was_dropped_is_dropped_again_and_given_back():
+def test_dropped_segments_are_dropped_again_and_released():
     channel = LocalChannel(SPEC, 1, 1)
     intake = RecordedBatchPolicy(channel, script([(0, 0, 0, False)], [(0, 1, 0, True)]))
     offer(channel, 0, 0)
@@ -118,36 +120,38 @@ def test_what_was_dropped_is_dropped_again_and_given_back():
     assert names(intake.take(0)) == [(0, 1)]
 
 
-def test_what_can_never_come_is_an_error():
+def test_impossible_schedules_are_errors():
     channel = LocalChannel(SPEC, 1, 1)
     intake = RecordedBatchPolicy(channel, script([(0, 0, 3)]))
     with pytest.raises(RunFailed, match="collected with version 3, but this run has only come to version 2"):
         intake.take(2)
     with pytest.raises(RunFailed, match="its log ended"):
         RecordedBatchPolicy(channel, script()).take(0)
-    told = script([(0, 3, 0)])
+    schedule = script([(0, 3, 0)])
     with pytest.raises(RunFailed, match="how segment 2 of actor 0 was collected"):
-        RecordedCollectPolicy(0, told, RetainingWeightStore(LocalWeights(), told)).allows(2, 0)
+        RecordedCollectPolicy(0, schedule, RetainingWeightStore(LocalWeights(), schedule)).allows(2, 0)
 
 
-def test_the_end_waits_for_intakes_of_which_nothing_was_kept():
-    """A resumed life begins behind them, so the one before must not end without them."""
+def test_the_end_waits_for_groups_that_were_dropped():
+    """A resumed part starts after them, so the part before must not end without them."""
     channel = LocalChannel(SPEC, 1, 1)
-    told = script([(0, 0, 0)], [(0, 1, 0, False)], end=(20, 5))
-    intake = RecordedBatchPolicy(channel, told)
+    schedule = script([(0, 0, 0)], [(0, 1, 0, False)], end=(20, 5))
+    intake = RecordedBatchPolicy(channel, schedule)
     offer(channel, 0, 0)
     (segment,) = intake.take(0)
     channel.release(segment)
-    assert not told.ended(20, 4, has_batch=True)
-    assert not told.ended(19, 5, has_batch=True)
-    assert told.ended(20, 5, has_batch=True), "stopped in the midst of what it had taken in: nothing came after that"
-    assert not told.ended(20, 5, has_batch=False)
+    assert not schedule.ended(20, 4, has_batch=True)
+    assert not schedule.ended(19, 5, has_batch=True)
+    assert schedule.ended(20, 5, has_batch=True), (
+        "stopped in the midst of what it had taken in: nothing came after that"
+    )
+    assert not schedule.ended(20, 5, has_batch=False)
     offer(channel, 0, 1)
     assert intake.take(0) == []
-    assert told.ended(20, 5, has_batch=False)
+    assert schedule.ended(20, 5, has_batch=False)
     assert intake.tracker.expected == {0: 2}
 
 
-def test_an_early_end_leaves_the_rest():
-    told = RecordedSchedule([[Arrival(0, 0, 0)]], (0, 0), may_end_early=True)
-    assert told.ended(0, 0, has_batch=False)
+def test_an_early_end_skips_the_rest():
+    schedule = RecordedSchedule([[Arrival(0, 0, 0)]], (0, 0), may_end_early=True)
+    assert schedule.ended(0, 0, has_batch=False)

@@ -1,4 +1,4 @@
-"""Gates and intakes: which version a segment may be collected with, and which segments are taken together."""
+"""Collect and batch policies: with which version a segment may be collected, and which segments are taken together."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_lockstep_with_one_round_ahead_opens_for_the_version_before_alone(sequen
 
 
 @pytest.mark.parametrize(("ahead", "version", "opens"), [(0, 2, False), (0, 5, True), (1, 4, True), (1, 5, False)])
-def test_lockstep_counts_rounds_that_went_on_without_the_actor(ahead, version, opens):
+def test_lockstep_counts_rounds_missed_by_the_actor(ahead, version, opens):
     assert LockstepCollectPolicy(ahead, lambda: 3).allows(2, version) is opens
 
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (9, 0, True), (0, 9, True)])
-def test_free_opens_once_there_are_weights(sequence, version, opens):
+def test_free_running_allows_any_weights(sequence, version, opens):
     assert FreeCollectPolicy().allows(sequence, version) is opens
 
 
-class TestLedger:
-    def test_in_order_everything_is_new(self):
+class TestSequenceTracker:
+    def test_segments_in_order_are_new(self):
         channel, ledger = LocalChannel(SPEC, 2, 9), SequenceTracker()
         for actor, sequence in [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1)]:
             assert ledger.accept(segment_of(channel, actor, sequence))
@@ -65,7 +65,7 @@ class TestLedger:
 
 
 class TestRounds:
-    def test_waits_for_all_and_orders_by_actor(self):
+    def test_a_round_waits_for_all_and_orders_by_actor(self):
         channel = LocalChannel(SPEC, 3, 1)
         rounds = RoundBatchPolicy(channel, 3)
         assert rounds.take(0) == []
@@ -87,7 +87,7 @@ class TestRounds:
             for segment in taken:
                 channel.release(segment)
 
-    def test_a_repeated_segment_is_given_back(self):
+    def test_a_repeated_segment_is_released(self):
         channel = LocalChannel(SPEC, 2, 2)
         rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 0, 0)
@@ -101,8 +101,8 @@ class TestRounds:
         assert names(rounds.take(0)) == [(0, 0), (1, 0)]
 
     @pytest.mark.regression
-    def test_a_round_that_is_not_complete_is_nobodys_yet(self):
-        """What a checkpoint knows of it would be collected and learned from by nobody after a resume."""
+    def test_an_incomplete_round_is_not_in_the_state(self):
+        """Segments that a checkpoint lists would be neither collected nor learned again after a resume."""
         channel = LocalChannel(SPEC, 2, 1)
         rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 1, 0)
@@ -112,8 +112,8 @@ class TestRounds:
         rounds.take(0)
         assert rounds.tracker.expected == {0: 1, 1: 1}
 
-    def test_an_actor_that_is_ahead_loses_nothing(self):
-        """With room for two segments, one actor's second may be there before another's first."""
+    def test_segments_of_an_actor_that_is_ahead_are_kept(self):
+        """With two slots, one actor's second segment can arrive before another's first."""
         channel = LocalChannel(SPEC, 2, 2)
         rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 1, 0)
@@ -126,7 +126,7 @@ class TestRounds:
         assert names(rounds.take(0)) == [(0, 1), (1, 1)]
         assert not rounds.tracker.dropped
 
-    def test_a_repeat_of_the_second_that_waits_is_given_back(self):
+    def test_a_repeat_of_a_waiting_segment_is_released(self):
         channel = LocalChannel(SPEC, 2, 3)
         rounds = RoundBatchPolicy(channel, 2)
         for sequence in (0, 1, 1):
@@ -135,8 +135,8 @@ class TestRounds:
         assert rounds.tracker.dropped == {"repeated": 1}
         assert rounds.num_waiting() == 2
 
-    def test_one_that_comes_back_with_newer_weights_is_not_late(self):
-        """The learner has published version 2, and has not asked for its round yet."""
+    def test_a_returning_actor_with_newer_weights_is_not_late(self):
+        """The learner has published version 2, and has not yet asked for its round."""
         channel = LocalChannel(SPEC, 2, 4)
         rounds = RoundBatchPolicy(channel, 2)
         rounds.leave(1)
@@ -149,8 +149,8 @@ class TestRounds:
         segment_of(channel, 0, 2, version=2)
         assert names(rounds.take(2)) == [(0, 2), (1, 0)]
 
-    def test_goes_on_without_one_and_takes_it_in_again(self):
-        """Actor 1 is out of rounds 1 and 2; its next segment, number 1, is for round 3."""
+    def test_rounds_continue_without_an_actor_and_include_it_again(self):
+        """Actor 1 is not in rounds 1 and 2; its next segment, number 1, is for round 3."""
         channel = LocalChannel(SPEC, 2, 4)
         rounds = RoundBatchPolicy(channel, 2)
         segment_of(channel, 0, 0)
@@ -184,7 +184,7 @@ class TestRounds:
         rounds.join(1)
         assert (rounds.round, rounds.tracker.round_offsets) == (4, {1: 3})
 
-    def test_nothing_is_late_before_anything_was_taken(self):
+    def test_no_segment_is_late_before_the_first_round(self):
         channel = LocalChannel(SPEC, 2, 4)
         rounds = RoundBatchPolicy(channel, 2)
         rounds.leave(1)
@@ -192,14 +192,14 @@ class TestRounds:
         assert rounds.num_waiting() == 1
         assert not rounds.tracker.dropped
 
-    def test_what_comes_too_late_is_left_out_and_its_actor_is_in_the_next_round(self):
+    def test_a_late_segment_is_dropped_and_its_actor_is_in_the_next_round(self):
         channel = LocalChannel(SPEC, 2, 4)
         rounds = RoundBatchPolicy(channel, 2)
         rounds.leave(1)
         segment_of(channel, 0, 0)
         assert names(rounds.take(0)) == [(0, 0)]
         segment_of(channel, 0, 1, version=1)
-        segment_of(channel, 1, 0, version=0)  # for the round that went on without it
+        segment_of(channel, 1, 0, version=0)  # for the round that continued without it
         assert rounds.take(1) == []
         assert rounds.tracker.dropped == {"left_out": 1}
         assert rounds.tracker.round_offsets == {1: 0}
@@ -217,7 +217,7 @@ class TestRounds:
         assert names(rounds.take(0)) == [(0, 0), (1, 0), (2, 0)]
         assert not rounds.tracker.dropped
 
-    def test_a_resumed_run_knows_which_round_each_is_at(self):
+    def test_a_resumed_run_restores_the_round_of_each_actor(self):
         channel = LocalChannel(SPEC, 2, 4)
         rounds, again = RoundBatchPolicy(channel, 2), RoundBatchPolicy(channel, 2)
         rounds.leave(1)
@@ -227,7 +227,7 @@ class TestRounds:
         again.tracker.restore(codec.unpack(codec.pack(rounds.tracker.state())))
         assert (again.round, again.tracker.round_offsets, again.members) == (1, {1: 1}, {0, 1})
 
-    def test_what_nobody_took_is_counted(self):
+    def test_segments_that_were_not_taken_are_counted(self):
         channel = LocalChannel(SPEC, 2, 2)
         rounds = RoundBatchPolicy(channel, 2)
         assert rounds.num_waiting() == 0
@@ -246,21 +246,21 @@ class TestWindow:
         self.channel, self.clock = LocalChannel(SPEC, num_actors, slots), FakeClock()
         return WindowBatchPolicy(self.channel, num_actors, window_s, max_lag, self.clock)
 
-    def test_waits_for_its_time_from_the_first_arrival(self):
+    def test_a_window_waits_from_the_first_arrival(self):
         window = self.make()
         self.clock.now_s = 1000.0
         assert window.take(0) == []
         segment_of(self.channel, 1, 0)
         assert window.take(0) == []
         self.clock.now_s += 0.4
-        segment_of(self.channel, 1, 1)  # does not open the window anew
+        segment_of(self.channel, 1, 1)  # does not restart the window
         assert window.take(0) == []
         self.clock.now_s += 0.1
         assert window.num_waiting() == 0, "there are no rounds"
         assert names(window.take(0)) == [(1, 0), (1, 1)]
         assert window.take(0) == []
 
-    def test_does_not_wait_when_every_actor_is_there(self):
+    def test_a_window_closes_when_every_actor_has_arrived(self):
         window = self.make()
         segment_of(self.channel, 1, 0)
         assert window.take(0) == []
@@ -276,7 +276,7 @@ class TestWindow:
         self.clock.now_s += 0.5
         assert names(window.take(0)) == [(0, 0), (0, 1)]
 
-    def test_what_arrives_later_opens_a_window_of_its_own(self):
+    def test_later_segments_start_another_window(self):
         window = self.make()
         segment_of(self.channel, 0, 0)
         window.take(0)
@@ -288,12 +288,12 @@ class TestWindow:
         self.clock.now_s += 0.5
         assert names(window.take(0)) == [(0, 1)]
 
-    def test_no_window_takes_at_once(self):
+    def test_without_a_window_segments_are_taken_at_once(self):
         window = self.make(window_s=0.0)
         segment_of(self.channel, 1, 0)
         assert names(window.take(0)) == [(1, 0)]
 
-    def test_the_too_old_are_dropped_counted_and_given_back(self):
+    def test_too_old_segments_are_dropped_counted_and_released(self):
         window = self.make(num_actors=3, slots=1, max_lag=2)
         segment_of(self.channel, 0, 0, version=4)
         segment_of(self.channel, 1, 0, version=5)

@@ -1,4 +1,4 @@
-"""Workers and their keeper over one table, here in one process: what they learn, count, give back and report."""
+"""Workers and the learner with a shared table, in one process: what they learn, count, return and report."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.unit
 INDEX = EnvConfig(observations="index")
 
 
-class House:
-    """A keeper and workers that take turns."""
+class SteppedWorkers:
+    """A learner and workers that are stepped in turn."""
 
     def __init__(self, agent, crews, *, chunk=32, limits=None):
         self.asked, self.board, self.weights, self.table = RUN, LocalBoard(), LocalWeights(), LocalTable()
@@ -71,14 +71,14 @@ def classic(env, **options):
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), chunk=st.integers(1, 200), steps=st.integers(50, 800))
-def test_one_worker_learns_what_a_learner_alone_does(seed, chunk, steps):
+def test_one_worker_learns_the_same_as_a_learner_alone(seed, chunk, steps):
     alone, env = OptimalQLearning(6, 3, learning_rate=0.2, epsilon=0.5, seed=seed), Maze()
     env.reset(seed=seed)
     while alone.step_count < steps:
         alone.train_episode(env)
     agent = classic(Maze, learning_rate=0.2, epsilon=0.5)
     agent.algorithm.words = type(alone.words)(seed)
-    house = House(
+    house = SteppedWorkers(
         classic(Maze), [EpisodeTabularRollout(agent, Maze(), seed)], chunk=chunk, limits=RunLimits(steps=steps)
     )  # fmt: skip
     np.testing.assert_array_equal(house.run(), alone.q_table)
@@ -89,8 +89,8 @@ def test_one_worker_learns_what_a_learner_alone_does(seed, chunk, steps):
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("algo", ["q-learning", "double-q", "n-step-q"])
-def test_workers_come_to_the_values_of_value_iteration(algo, num_workers):
-    """Exploring at random, with a learning rate that falls: every value within 0.25 after 60,000 steps (seed 0)."""
+def test_workers_learn_the_values_of_value_iteration(algo, num_workers):
+    """Random exploration with a falling learning rate: every value within 0.25 after 60,000 steps (seed 0)."""
     options = {"learning_rate": 0.03, "learning_rate_end": 0.0, "epsilon_end": 1.0, "gamma": 0.8}
     if algo == "n-step-q":
         options |= {"n_step": 1}
@@ -103,12 +103,12 @@ def test_workers_come_to_the_values_of_value_iteration(algo, num_workers):
     ]  # fmt: skip
     for number, crew in enumerate(crews):
         crew.agent.begin(8, np.random.default_rng(number))
-    table = House(agents[0], crews, chunk=128, limits=RunLimits(steps=60_000)).run()
+    table = SteppedWorkers(agents[0], crews, chunk=128, limits=RunLimits(steps=60_000)).run()
     error = np.abs(table[:-1] - Maze().exact(0.8))
     assert error.max() < 0.25, error.round(2)
 
 
-def lake_crew(vector, number):
+def lake_rollout(vector, number):
     config = resolve_config(
         ("test", {"env": "FrozenLake-v1", "algo": "q-learning", "environment.vector": vector})
     ).config
@@ -118,7 +118,7 @@ def lake_crew(vector, number):
     return VectorTabularRollout(agent, make_segment_env(config.env, config.environment, 5, seeds), 16, seeds)
 
 
-def game_crew(number):
+def game_rollout(number):
     config = resolve_config(("test", {"env": "steppe/TicTacToe-v0", "algo": "q-learning"})).config
     agent = make_agent("q-learning", config.agent, probe(config.env, config.environment), seed=number)
     return GameTabularRollout(agent, make_game_trainer(agent, config.env, config.environment, 16, number))
@@ -127,17 +127,17 @@ def game_crew(number):
 @pytest.mark.parametrize(
     "crew_of",
     [
-        lambda number: lake_crew("loop", number),
-        lambda number: lake_crew("auto", number),
-        game_crew,
+        lambda number: lake_rollout("loop", number),
+        lambda number: lake_rollout("auto", number),
+        game_rollout,
         lambda number: EpisodeTabularRollout(classic(Maze), Maze(), number),
     ],
     ids=["loop", "vector", "games", "episodes"],
 )
 @pytest.mark.parametrize("total", [1, 23, 700])
-def test_workers_play_as_many_episodes_as_asked_for(crew_of, total):
+def test_workers_play_the_requested_episodes(crew_of, total):
     crews = [crew_of(number) for number in range(3)]
-    house = House(crew_of(9).agent, crews, chunk=80, limits=RunLimits(episodes=total))
+    house = SteppedWorkers(crew_of(9).agent, crews, chunk=80, limits=RunLimits(episodes=total))
     house.run()
     reports = [record for _, record in house.board.read(ACTORS)]
     assert house.keeper.totals.episodes == total
@@ -145,8 +145,8 @@ def test_workers_play_as_many_episodes_as_asked_for(crew_of, total):
     assert sum(record["env_steps"] for record in reports if record["state"] == "stopped") == house.keeper.totals.steps
 
 
-def test_an_environment_that_waited_begins_its_episode_where_it_was():
-    """The environment objects to moves that it did not allow, and steps that it waited are in no episode's length."""
+def test_a_waiting_environment_starts_its_episode_where_it_was():
+    """The environment refuses actions that it did not allow, and steps of waiting belong to no episode."""
     agent = classic(Corridor, epsilon=1.0, epsilon_decay=1.0)
     agent.begin(2, np.random.default_rng(0))
     seeds = np.random.SeedSequence(0)
@@ -171,7 +171,7 @@ def test_compiled_games_are_learned_together():
         GameTabularRollout(agent, make_game_trainer(agent, config.env, config.environment, 256, n))
         for n, agent in enumerate(agents[1:])
     ]
-    house = House(agents[0], crews, chunk=32 * 256, limits=RunLimits(steps=400_000))
+    house = SteppedWorkers(agents[0], crews, chunk=32 * 256, limits=RunLimits(steps=400_000))
     table = house.run()
     totals = house.keeper.totals
     assert 400_000 <= totals.steps < 400_000 + 2 * 256
@@ -182,7 +182,7 @@ def test_compiled_games_are_learned_together():
         np.testing.assert_allclose(agent.table[touched], table[touched], atol=0.5)
 
 
-def test_games_that_are_set_up_differently_are_not_compiled():
+def test_games_with_different_settings_are_not_compiled():
     spec = probe("steppe/TicTacToe-v0", INDEX)
     agent = make_agent(
         "q-learning", resolve_config(("t", {"env": "x", "algo": "q-learning"})).config.agent, spec, seed=0
@@ -196,7 +196,7 @@ def test_games_that_are_set_up_differently_are_not_compiled():
 
 
 @pytest.mark.parametrize("kind", ["world", "episodes"])
-def test_long_work_shows_life_and_ends_early_when_asked(kind):
+def test_long_steps_send_heartbeats_and_end_early_on_request(kind):
     beats = []
     if kind == "episodes":
         crew = EpisodeTabularRollout(classic(Maze, epsilon=1.0), Maze(), 0)
@@ -222,16 +222,18 @@ def test_long_work_shows_life_and_ends_early_when_asked(kind):
     assert len(beats) > before
 
 
-def test_masks_are_kept_to():
+def test_action_masks_are_obeyed():
     agent = classic(Corridor, epsilon=1.0)
-    house = House(classic(Corridor), [EpisodeTabularRollout(agent, Corridor(), 0)], limits=RunLimits(episodes=20))
-    house.run()  # the environment itself objects to moves that it did not allow
+    house = SteppedWorkers(
+        classic(Corridor), [EpisodeTabularRollout(agent, Corridor(), 0)], limits=RunLimits(episodes=20)
+    )
+    house.run()  # the environment itself refuses actions that it did not allow
     assert house.keeper.totals.episodes >= 20
 
 
-def test_reports_add_up_and_the_end_is_written_down():
+def test_reports_add_up_and_the_end_is_recorded():
     agent = classic(Corridor, epsilon=0.3)
-    house = House(classic(Corridor), [EpisodeTabularRollout(agent, Corridor(), 0)])
+    house = SteppedWorkers(classic(Corridor), [EpisodeTabularRollout(agent, Corridor(), 0)])
     table = house.run().copy()
     actors = [record for _, record in house.board.read(ACTORS)]
     training = [record for _, record in house.board.read(TRAINING)]
@@ -247,7 +249,7 @@ def test_reports_add_up_and_the_end_is_written_down():
     newest = house.weights.newer_than("policy", -1)
     np.testing.assert_array_equal(newest.arrays()["q_table"], table)
     assert (newest.env_steps, newest.episodes) == (steps, house.keeper.totals.episodes)
-    again = House(
+    again = SteppedWorkers(
         classic(Corridor), [EpisodeTabularRollout(classic(Corridor), Corridor(), 1)], limits=RunLimits(steps=2_000)
     )
     again.keeper.restore(weights, state, counters)
@@ -256,8 +258,8 @@ def test_reports_add_up_and_the_end_is_written_down():
     assert again.keeper.totals.episodes > counters["episodes"]
 
 
-def test_resting_ending_and_a_worker_that_comes_again():
-    house = House(
+def test_pausing_ending_and_restarting_a_worker():
+    house = SteppedWorkers(
         classic(Corridor),
         [EpisodeTabularRollout(classic(Corridor, epsilon=0.3), Corridor(), 0)],
         limits=RunLimits(steps=None),

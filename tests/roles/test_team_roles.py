@@ -1,4 +1,4 @@
-"""Actor, learner and judge with several agents in an environment: what they tell the policy, write down, and count."""
+"""Actor, learner and evaluator with several agents in an environment: what they pass to the policy, record and count."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def maze(seed=0, num_envs=2):
     return make_segment_env("steppe/Pathfinding-v0", MAZE, num_envs, np.random.SeedSequence(seed))
 
 
-class Listener(ScriptedPolicy):
-    """Stays, and remembers whom it was told that agents hear."""
+class CommunicatingPolicy(ScriptedPolicy):
+    """Stays in place and records the communication masks that it receives."""
 
     communicates = True
 
@@ -44,7 +44,7 @@ class Listener(ScriptedPolicy):
         return {"action": np.zeros(len(obs), np.int64)}
 
 
-class Deaf(ScriptedPolicy):
+class PlainPolicy(ScriptedPolicy):
     def act(self, obs, starts, *, explore=True):
         return {"action": np.zeros(len(obs), np.int64)}
 
@@ -57,8 +57,8 @@ def actor_with(policy, extras=(COMM,), num_steps=4):
     return Actor(0, world, policy, FreeCollectPolicy(), context), context
 
 
-def test_who_hears_whom_reaches_the_policy_and_the_segment_with_one_row_more():
-    policy = Listener()
+def test_communication_masks_reach_the_policy_and_the_segment():
+    policy = CommunicatingPolicy()
     actor, context = actor_with(policy)
     told = []
     for _ in range(3):
@@ -73,17 +73,17 @@ def test_who_hears_whom_reaches_the_policy_and_the_segment_with_one_row_more():
     assert all(mask[:, range(6), [0, 1, 2, 0, 1, 2]].all() for mask in told), "everyone hears itself"
 
 
-def test_a_policy_that_does_not_listen_is_not_told_and_the_column_is_there_if_declared():
-    actor, context = actor_with(Deaf())
+def test_a_policy_without_communication_gets_no_mask_and_declared_columns_are_filled():
+    actor, context = actor_with(PlainPolicy())
     actor.step()
     np.testing.assert_array_equal(context.channel.poll()["comm_mask"][4], get_comm_mask(actor.env))
-    actor, context = actor_with(Deaf(), extras=())
+    actor, context = actor_with(PlainPolicy(), extras=())
     actor.step()
     assert "comm_mask" not in context.channel.poll().columns
 
 
 def test_an_actor_counts_steps_of_environments_and_reports_returns_by_agent():
-    actor, context = actor_with(Deaf(), num_steps=5)
+    actor, context = actor_with(PlainPolicy(), num_steps=5)
     actor.step()
     assert actor.env_steps == 10
     actor.close()
@@ -94,7 +94,7 @@ def test_an_actor_counts_steps_of_environments_and_reports_returns_by_agent():
     assert sum(report.agent_returns.values()) == pytest.approx(mean)
 
 
-def test_where_a_world_does_not_say_everyone_hears_everyone():
+def test_without_a_mask_all_agents_communicate():
     class Silent:
         spec = EnvSpec("silent", FieldSpec("obs", (1,), "float32"), ActionSpec("discrete", (2,)), num_agents=2)
         num_envs = 3
@@ -103,7 +103,7 @@ def test_where_a_world_does_not_say_everyone_hears_everyone():
 
 
 def team_segment(channel, valid, cut, sequence=0):
-    """One row of `valid` and `cut` per step, of 2 environments with 2 agents."""
+    """Return a segment with one row of `valid` and `cut` per step, of 2 environments with 2 agents."""
     segment = channel.blank(0)
     for column in segment.columns.values():
         column[...] = 0
@@ -118,7 +118,7 @@ CUT = np.array([[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0]], bool)
 TEAM = SegmentSpec(3, 4, FieldSpec("obs", (1,), "float32"), FieldSpec("action", (), "int64"), (), 2)
 
 
-def test_counts_of_a_segment_by_hand():
+def test_counts_of_a_segment_match_a_count_by_hand():
     """Environment 0: agent 1 leaves at step 0, agent 0 at step 1, which ends the episode; agent 1 of the next one leaves at
     step 2. Environment 1: agent 0 alone, ended at step 1; then agent 1 alone, still there."""
     segment = Segment.blank(TEAM)
@@ -130,7 +130,7 @@ def test_counts_of_a_segment_by_hand():
     np.testing.assert_array_equal(segment.ended, [[False, False], [False, True], [False, False]])
 
 
-def test_a_learner_counts_environments_and_agents_apart():
+def test_a_learner_counts_environments_and_agents_separately():
     context = make_context("learner", spec=TEAM)
     saved = []
     learner = Learner(
@@ -153,8 +153,8 @@ def test_a_learner_counts_environments_and_agents_apart():
     assert (other.env_steps, other.agent_steps, other.episodes) == (6, 8, 2)
 
 
-def test_an_evaluation_counts_an_environments_episode_once():
-    judge = Evaluator(maze(), Deaf(), 0)
+def test_an_evaluation_counts_each_episode_of_an_environment_once():
+    judge = Evaluator(maze(), PlainPolicy(), 0)
     evaluation = judge.evaluate(5, lambda: False)
     assert evaluation.lengths == [5] * 5
     assert evaluation.agents == ("agent_0", "agent_1", "agent_2")
@@ -163,7 +163,7 @@ def test_an_evaluation_counts_an_environments_episode_once():
     assert sum(evaluation.agent_returns.values()) == pytest.approx(evaluation.mean)
 
 
-def test_means_leave_out_who_was_not_there():
+def test_means_exclude_absent_agents():
     returns = np.array([[1.0, np.nan, np.nan], [3.0, 5.0, np.nan]])
     assert mean_returns_by_agent(("a", "b", "c"), returns) == {"a": 2.0, "b": 5.0}
     assert mean_returns_by_agent(("a", "b", "c"), np.zeros((0, 3))) == {}

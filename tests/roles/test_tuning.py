@@ -1,4 +1,4 @@
-"""Hyperparameters that are acknowledged take effect: with the next update, and as if the run had been resumed with them."""
+"""Acknowledged changes of hyperparameters take effect with the next update, as if the run had been resumed with them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FIELDS = [(algo, field) for algo, kind in ALGORITHMS.items() for field in kind.l
 
 
 @pytest.fixture(autouse=True)
-def attentive(monkeypatch):
-    """Learners look for commands before every step."""
+def _poll_before_every_step(monkeypatch):
+    """Learners poll for commands before every step."""
     monkeypatch.setattr("steppe.roles.learner.POLL_COMMANDS_EVERY_S", 0.0)
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """Runs that were stopped after a few updates, and what the next updates are if nothing is changed; made once each."""
+    """Runs that were stopped after a few updates, and their next updates without changes; created once each."""
     known = {}
 
     def make(algo, field):
@@ -66,7 +66,7 @@ def test_every_live_field_of_every_algorithm_changes_the_next_updates_exactly(al
 
 
 def test_rewards_are_normalized_by_returns_with_the_new_gamma(tmp_path):
-    """The run that is resumed makes its normalizer from the new value; the one that goes on has to change its own."""
+    """A resumed run creates its normalizer with the new value; a running one has to change its own."""
     path = tmp_path / "run"
     first = SteppedRun.begin(path, settings("a2c", "bounds_coef") | {"normalize_reward": True})
     first.learn(ROUNDS)
@@ -90,11 +90,13 @@ WORKERS = {
 
 
 class TestWorkers:
-    """Workers compute the gradients: what is set reaches them with the weights, and counts when their gradients are applied."""
+    """Workers compute the gradients: they get new values with the weights, which count once their gradients are
+    applied.
+    """
 
     @pytest.mark.parametrize("kind", WORKERS)
-    def test_gradients_are_made_with_what_was_acknowledged(self, kind, tmp_path):
-        """In this process workers and learner take turns, so two runs of the same seed are the same."""
+    def test_gradients_are_computed_with_the_acknowledged_values(self, kind, tmp_path):
+        """In this process workers and learner are stepped in turn, so two runs of the same seed are equal."""
         plain, tuned = (SteppedRun.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
         assert plain.learn(ROUNDS) == tuned.learn(ROUNDS)
         fields = [name for name in tunable_fields(tuned.plan.config) if name != "bounds_coef"]
@@ -111,8 +113,8 @@ class TestWorkers:
         for stepped in (plain, tuned):
             stepped.stop()
 
-    def test_a_change_of_the_loss_alone_moves_the_weights(self, tmp_path):
-        """No part of it is the learner's: only workers use the entropy bonus."""
+    def test_a_change_of_the_loss_alone_changes_the_weights(self, tmp_path):
+        """The learner does not compute it: only workers use the entropy bonus."""
         plain, tuned = (SteppedRun.begin(tmp_path / name, WORKERS["rollout"]) for name in ("plain", "tuned"))
         tuned.set({"entropy_coef": 1e4})
         assert tuned.learn(ROUNDS) != plain.learn(ROUNDS)
@@ -120,7 +122,7 @@ class TestWorkers:
             stepped.stop()
 
     @pytest.mark.parametrize("kind", ["transitions", "sequences"])
-    def test_target_networks_are_copied_as_often_as_was_set(self, kind, tmp_path):
+    def test_target_networks_are_copied_at_the_new_interval(self, kind, tmp_path):
         """Only workers use target networks, and nothing else depends on `target_every`. (dhc has no mode `workers`.)"""
         plain, tuned = (SteppedRun.begin(tmp_path / name, WORKERS[kind]) for name in ("plain", "tuned"))
         tuned.set({"target_every": 1})
@@ -130,7 +132,7 @@ class TestWorkers:
         for stepped in (plain, tuned):
             stepped.stop()
 
-    def test_in_rounds_it_is_exactly_a_run_that_was_resumed_with_the_value(self, tmp_path):
+    def test_in_rounds_it_equals_a_run_resumed_with_the_value(self, tmp_path):
         first = SteppedRun.begin(tmp_path / "run", WORKERS["rollout"])
         first.learn(ROUNDS)
         first.stop()
@@ -146,20 +148,20 @@ class TestWorkers:
             assert len(stepped.answers()) == 1
             stepped.stop()
 
-    def test_a_worker_that_begins_later_has_it_too(self, tmp_path):
-        stepped = SteppedRun.begin(tmp_path / "run", WORKERS["rollout"])
-        stepped.learn(2)
-        stepped.set({"gamma": 0.5})
-        stepped.learn(2)
-        worker = stepped.handle._roles["worker"][0]
-        late = GradientWorker(0, worker.env, late_making(worker), worker.collect_policy, worker.context)
+    def test_a_worker_started_later_has_the_new_value(self, tmp_path):
+        life = SteppedRun.begin(tmp_path / "run", WORKERS["rollout"])
+        life.learn(2)
+        life.set({"gamma": 0.5})
+        life.learn(2)
+        worker = life.handle._roles["worker"][0]
+        late = GradientWorker(0, worker.env, source_of_restarted_worker(worker), worker.collect_policy, worker.context)
         late.update_weights()
         assert late.gradient_source.agent.config.gamma == 0.5
         stepped.stop()
 
 
-def late_making(worker):
-    """What a worker that is started again is made with: the configuration that the run began with."""
+def source_of_restarted_worker(worker):
+    """Return the gradient source of a restarted worker, with the configuration of the run's beginning."""
     agent = type(worker.gradient_source.agent)(
         worker.gradient_source.agent.config.model_copy(update={"gamma": 0.99}), worker.env.spec, seed=0
     )

@@ -1,4 +1,4 @@
-"""Runtimes declare what they can do, and nothing outside a runtime's own package asks for its name."""
+"""Runtimes declare their capabilities, and no code outside a runtime's own package compares its name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = {"steps": 300, "envs": 2, "segment_steps": 16, "minibatch_size": 16, "hi
 
 
 def compared_names(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
-    """The line and the names of built-in runtimes of every comparison; `backend` is another setting with such names."""
+    """Return line and names of built-in runtimes of every comparison; `backend` is another setting with such names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             parts: list[ast.AST] = [node]
@@ -39,7 +39,7 @@ def compared_names(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
 
 
 @pytest.mark.unit
-def test_nothing_outside_a_runtime_asks_for_its_name() -> None:
+def test_no_code_outside_a_runtime_compares_its_name() -> None:
     found = []
     for path in sorted(ROOT.rglob("*.py")):
         file = path.relative_to(ROOT)
@@ -52,7 +52,7 @@ def test_nothing_outside_a_runtime_asks_for_its_name() -> None:
 @pytest.mark.parametrize(
     "code", ["config.runtime == 'inline'", "x['runtime'] in ('ray', 'mpi')", "match r:\n  case 'kafka':\n    pass"]
 )
-def test_a_comparison_with_a_name_is_found(code: str) -> None:
+def test_a_comparison_with_a_name_is_detected(code: str) -> None:
     assert list(compared_names(ast.parse(code)))
 
 
@@ -63,7 +63,7 @@ def test_every_package_of_a_runtime_is_in_the_table() -> None:
 
 
 @pytest.mark.unit
-def test_declared_abilities_decide_which_settings_are_refused() -> None:
+def test_declared_capabilities_decide_which_settings_are_refused() -> None:
     assert runtimes_with("scales_actors") == ["processes", "kafka"]
     for runtime in RUNTIMES:
         settings = {"env": "CartPole-v1", "runtime": runtime, "mode": "async", "flow": {"max_actors": 3}}
@@ -83,12 +83,12 @@ def test_a_runtime_is_installed_if_its_modules_and_programs_are(monkeypatch: pyt
 
 
 def plain(plan, directory):
-    """A runtime of a user's that declares nothing."""
+    """A runtime of a user that declares nothing."""
     return inline.launch(plan, directory)
 
 
 def scaling(plan, directory):
-    """A runtime of a user's that declares an ability."""
+    """A runtime of a user that declares a capability."""
     return inline.launch(plan, directory)
 
 
@@ -96,7 +96,7 @@ scaling.capabilities = Capabilities(scales_actors=True)  # type: ignore[attr-def
 
 
 @pytest.mark.unit
-def test_a_runtime_of_a_user_has_defaults_or_what_it_declares() -> None:
+def test_a_custom_runtime_has_default_or_declared_capabilities() -> None:
     assert capabilities_of(f"{__name__}:plain") == Capabilities()
     assert capabilities_of("no_such_module:launch") == Capabilities()
     settings = {"env": "CartPole-v1", "mode": "async", "flow": {"max_actors": 3}}

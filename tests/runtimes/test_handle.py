@@ -1,4 +1,4 @@
-"""Taking turns: who is stepped, who is closed, and who is blamed."""
+"""The scheduler of roles in one process: which are stepped and closed, and which are recorded as failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 
 class Scripted:
-    """Does what its script says, one word a step: work, idle, done or an exception."""
+    """Follows a script of one word per step: work, idle, done or an exception."""
 
     def __init__(self, name, script, closing=None):
         self.name, self.script, self.done, self.closing = name, list(script), False, closing
@@ -39,7 +39,7 @@ def test_every_role_is_stepped_once():
     assert [role.steps for role in roles] == [2, 2, 2]
 
 
-def test_whether_anyone_did_anything():
+def test_step_reports_whether_a_role_had_work():
     assert not RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["idle"])]).step()
     assert RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["work"])]).step()
 
@@ -67,7 +67,7 @@ def test_a_role_that_raises_is_removed_and_the_others_continue():
     assert other.steps == 2
 
 
-def test_closing_goes_on_after_one_that_fails():
+def test_closing_continues_after_a_failure():
     roles = [Scripted("a", ["work"], OSError("disk full")), Scripted("b", ["work"])]
     scheduler = RoleScheduler(roles)
     scheduler.close()
@@ -75,7 +75,7 @@ def test_closing_goes_on_after_one_that_fails():
     assert [fault.role for fault in scheduler.faults] == ["a"]
 
 
-def test_faults_are_in_the_order_they_came():
+def test_faults_keep_their_order():
     scheduler = RoleScheduler([Scripted("a", ["work", ValueError()]), Scripted("b", [ValueError()])])
     scheduler.step()
     scheduler.step()
@@ -102,7 +102,7 @@ def test_an_interrupt_is_not_recorded_as_a_fault():
         (EnvironmentFault("it raised", {"seed": 4, "traceback": "theirs"}), "environment_fault", "it raised"),
     ],
 )
-def test_what_an_exception_amounts_to(error, reason, message):
+def test_faults_have_the_reason_and_details_of_their_exceptions(error, reason, message):
     fault = Fault.of("actor-1", error)
     assert (fault.role, fault.reason, fault.message) == ("actor-1", reason, message)
     assert fault.details["traceback"]
@@ -110,7 +110,7 @@ def test_what_an_exception_amounts_to(error, reason, message):
         assert fault.details == {"seed": 4, "traceback": "theirs"}
 
 
-def test_torch_is_given_back_as_it_was():
+def test_torch_settings_are_restored():
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What a run needs is estimated and refused before anything is made of it, whoever asks."""
+"""The memory that a run needs is estimated, and a run that does not fit is refused before it is created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def required(algo="ppo", **more):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_the_usual_run_of_every_algorithm_fits(algo):
+def test_default_run_of_every_algorithm_fits(algo):
     required(algo)
 
 
@@ -41,12 +41,12 @@ def test_the_usual_run_of_every_algorithm_fits(algo):
         ({"algo": "dqn", "batch_size": 10**6, "hidden": (4_096,)}, r"a batch"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_estimate(more, words):
+def test_a_run_that_does_not_fit_is_refused_with_the_estimate(more, words):
     with pytest.raises(ConfigError, match=words):
         required(**more)
 
 
-def test_the_python_api_asks_before_a_run_is_made(tmp_path):
+def test_the_python_api_checks_before_a_run_is_created(tmp_path):
     with pytest.raises(ConfigError, match="networks"):
         train("CartPole-v1", hidden=(65_536, 65_536), run_dir=tmp_path / "run", runtime="inline")
     assert not (tmp_path / "run").exists()

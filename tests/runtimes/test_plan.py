@@ -1,4 +1,4 @@
-"""Plans: which roles there are, where they live, and what is fitted to the world."""
+"""Plans: which roles there are, in which worker slots, and what is adapted to the environment."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_lockstep_and_slots_by_mode(layer, lockstep, slots):
         ({"mode": "async"}, 0),
     ],
 )
-def test_rounds_ahead(layer, ahead):
+def test_rounds_ahead_by_mode(layer, ahead):
     """One slot is enough for them: it is free again when the learner has taken the segment, before it learns."""
     plan = plan_of(**layer)
     assert plan.ahead == ahead
     assert plan.slots_per_actor == (2 if plan.config.mode == "async" else 1)
 
 
-def test_what_was_left_open_is_chosen_and_written_down():
+def test_open_settings_are_chosen_and_recorded():
     plan = plan_of(FAST, actors=2)
     assert (plan.config.envs, plan.config.agent.segment_steps, plan.config.agent.minibatch_size) == (64, 32, 512)
     assert (plan.segment.num_envs, plan.segment.num_steps) == (64, 32)
@@ -82,21 +82,21 @@ def test_given_settings_are_kept():
     assert (plan.num_envs, plan.segment.num_steps, plan.config.agent.minibatch_size) == (3, 5, 7)
 
 
-def test_a_fitted_configuration_gives_the_same_plan():
-    """Every process makes its plan from the configuration that the supervisor fitted."""
+def test_a_resolved_configuration_gives_the_same_plan():
+    """Every process makes its plan from the configuration that the supervisor resolved."""
     for spec in (WORLD, FAST):
         for algo in ("ppo", "dqn"):
             plan = plan_of(spec, algo=algo, actors=2)
             assert make_plan(plan.config, spec) == plan
 
 
-def test_columns_of_the_agent_are_in_the_segment():
+def test_segment_has_the_columns_of_the_agent():
     assert [field.name for field in plan_of(algo="ppo").segment.extras] == ["logp", "value"]
     assert plan_of(algo="dqn").segment.extras == ()
     assert plan_of(CONTINUOUS).segment.action == FieldSpec("action", (2,), "float32")
 
 
-def test_an_action_space_the_algorithm_cannot_do():
+def test_an_unsupported_action_space_is_refused():
     with pytest.raises(
         WorldError, match="dqn cannot choose continuous actions, which arm has; these can: a2c, a3c, ppo"
     ):
@@ -111,7 +111,7 @@ def test_an_action_space_the_algorithm_cannot_do():
         ({"environment.wrappers": ("local",)}, "a wrapper"),
     ],
 )
-def test_what_other_processes_cannot_find_is_refused(layer, words):
+def test_objects_that_other_processes_cannot_import_are_refused(layer, words):
     text = references.make_reference(lambda: None)
     key, value = next(iter(layer.items()))
     given = {key: (text,) if isinstance(value, tuple) else text}

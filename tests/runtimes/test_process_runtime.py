@@ -1,4 +1,4 @@
-"""Role processes: where they find the user's script, directory and variables, and what a run leaves open."""
+"""Role processes: how they find the user's script, directory and variables, and which handles a run leaves open."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def run(tmp_path, name="run", **settings):
 
 
 @pytest.mark.parametrize("runtime", [inline, processes], ids=["inline", "processes"])
-def test_no_two_actors_are_alike(runtime, tmp_path):
-    """Environments and actions of two actors come from streams of their own; the caller reads in the learner's place."""
+def test_actors_have_different_random_streams(runtime, tmp_path):
+    """Environments and actions of two actors have separate streams; the caller reads instead of the learner."""
     layer = {**SMALL, "env": "steppe/Counting-v0", "mode": "async", "run_dir": tmp_path / "run"}
     config = resolve_config(("call", layer)).config
     plan = make_plan(config, probe(config.env, config.environment))
@@ -65,7 +65,7 @@ def test_no_two_actors_are_alike(runtime, tmp_path):
     assert not np.array_equal(found[0][1], found[1][1])
 
 
-def test_runs_leave_no_handles_open(tmp_path):
+def test_runs_close_all_handles(tmp_path):
     run(tmp_path, "first")  # starts the fork server, which stays
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -76,15 +76,15 @@ def test_runs_leave_no_handles_open(tmp_path):
 
 
 class LocalEnv(CountingEnv):
-    """Writes down where it is and what it sees of the environment."""
+    """Records its directory and its environment variables."""
 
     def __init__(self, out):
         super().__init__()
         Path(out, f"{os.getpid()}.json").write_text(json.dumps([os.getcwd(), os.environ.get("MY_SETTING")]))
 
 
-def test_directory_and_variables_are_those_of_now(tmp_path, monkeypatch):
-    """Also when the fork server, which never sees them change, was started long ago."""
+def test_roles_have_the_current_directory_and_variables(tmp_path, monkeypatch):
+    """Also if the fork server, which does not see changes, was started long before."""
     run(tmp_path, "first")
     out = tmp_path / "out"
     out.mkdir()
@@ -120,14 +120,14 @@ print(result.state)
 """
 
 
-def test_a_script_without_a_main_guard(tmp_path):
+def test_a_script_without_a_main_guard_trains(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.format())
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["before", "SUCCEEDED"], done.stderr
     assert "before" in (tmp_path / "run" / "logs" / "actor-0.log").read_text()
 
 
-def test_a_script_with_a_lambda_gets_one_sentence(tmp_path):
+def test_a_script_with_a_lambda_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.format().replace("train(make,", "train(lambda: Mine(),"))
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
@@ -141,8 +141,8 @@ gym.register("Registered-v0", entry_point="steppe.envs.toy.builtin:CountingEnv",
 """
 
 
-def test_gymnasium_ids_that_a_module_registers(tmp_path, monkeypatch):
-    """`module:Id` tells the other processes what to import first; they look where this one looks."""
+def test_gymnasium_ids_of_a_module_are_registered_in_every_process(tmp_path, monkeypatch):
+    """`module:Id` tells the other processes which module to import first; they search where this one does."""
     (tmp_path / "registering.py").write_text(REGISTERING)
     monkeypatch.syspath_prepend(tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""Replay in roles of its own on real processes: the weights of one process with as many buffers, and a killed one."""
+"""Replay in separate processes: the weights of one process with as many buffers, and a killed replay role."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIGURES = ("state", "weights_sha256", "env_steps", "updates", "version")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [DQN, DHC], ids=["dqn", "dhc"])
-def test_the_weights_of_one_process(case, tmp_path):
+def test_run_ends_with_the_weights_of_one_process(case, tmp_path):
     found = {}
     for runtime in ("inline", "processes"):
         settings = {**case, "flow.replay_roles": 2, "runtime": runtime, "run_dir": tmp_path / runtime}
@@ -48,7 +48,7 @@ def test_the_weights_of_one_process(case, tmp_path):
 
 
 def replay_of(process):
-    """place → pid of the replay roles, by the logs they write."""
+    """Return worker slot → pid of the replay roles, according to the logs that they write."""
     found = {}
     for pid in family(process.pid):
         try:
@@ -66,7 +66,7 @@ def test_a_killed_replay_role_ends_the_run_which_resumes_exactly(monkeypatch, tm
     given = {**DQN, "flow.replay_roles": 2, "checkpoint.every_s": 0.1}
     given |= {"environment.wrappers": ["tests.support.chaos_envs:Paced"], "environment.vector": "loop"}
     words = [word for key, value in given.items() if key != "env" for word in ("-s", f"{key}={json.dumps(value)}")]
-    monkeypatch.setenv(PACE, "0.01")  # of a step: it lasts seven seconds, and is killed at its first checkpoint
+    monkeypatch.setenv(PACE, "0.01")  # per step: it lasts seven seconds and is killed at its first checkpoint
     with under_way([STEPPE, "train", DQN["env"], "--runtime", "processes", "--name", "run", *words]) as process:
         wait_until(trained, process)
         wait_until(lambda: Checkpoints(opened().checkpoints).latest() is not None, process)
@@ -86,7 +86,7 @@ def test_a_killed_replay_role_ends_the_run_which_resumes_exactly(monkeypatch, tm
     assert resumed.weights_sha256 == calm.weights_sha256
 
 
-def test_what_it_does_not_go_with():
+def test_unsupported_combinations_are_refused():
     for settings, words in (
         ({"algo": "ppo", "env": "CartPole-v1"}, "flow.replay_roles is for agents that learn from replay, not ppo"),
         ({**DQN, "runtime": "mpi"}, "flow.replay_roles is for runtimes processes and ray, not 'mpi'"),

@@ -1,4 +1,4 @@
-"""Actors that come and go while a run goes on: the seats in the plan, the word that dismisses one, and real processes."""
+"""Actors added and removed during a run: worker slots in the plan, the command that removes one, and real processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_invalid_max_actors_is_refused(wrong: dict) -> None:
 
 
 @pytest.mark.unit
-def test_dismissing_one_worker_slot_leaves_the_others_running(tmp_path: Path) -> None:
+def test_removing_one_worker_slot_leaves_the_others_running(tmp_path: Path) -> None:
     control = ShmControl(tmp_path / "control", create=True, num_worker_slots=3)
     other = ShmControl(tmp_path / "control")
     control.dismiss(1)
@@ -63,7 +63,7 @@ def test_dismissing_one_worker_slot_leaves_the_others_running(tmp_path: Path) ->
 
 
 @pytest.mark.integration
-def test_actors_come_go_and_come_back(tmp_path: Path) -> None:
+def test_actors_are_added_removed_and_added_again(tmp_path: Path) -> None:
     plan = planned(run_dir=tmp_path / "run")
     directory = RunDirectory.create(plan.config, {})
     handle = processes.launch(plan, directory)

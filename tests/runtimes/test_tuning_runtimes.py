@@ -1,9 +1,9 @@
-"""Whole runs on every runtime and in every mode: what is set while a run goes on is acknowledged and in use.
+"""Whole runs on every runtime and in every mode: changes of hyperparameters during a run are acknowledged and in use.
 
-In `single` and `sync` the updates that follow are those of a run in one process that took the values over at the same place, and
-that this is what a resumed run would learn is shown field by field in tests/roles/test_tuning.py. In `async` and `workers` weights
-stay where they are until the values are set, and move from then on. Ray and MPI run the same matrix in their own suites, on one
-cluster and in worlds of their own.
+In `single` and `sync` the following updates are those of a run in one process that changed the values at the same
+point; tests/roles/test_tuning.py shows field by field that a resumed run learns the same. In `async` and `workers`
+the weights stay constant until the values are set, and change from then on. Ray and MPI run the same matrix in their
+own suites, on one cluster and in MPI worlds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ INLINE = [("workers", "table"), ("sync", "minibatches"), *MATRIX]
 @pytest.mark.parametrize(
     ("mode", "kind"), rest_slow(("single", "rollout"), *(c for c in INLINE if c != ("single", "rollout")))
 )
-def test_inline(mode, kind, tmp_path):
+def test_changes_apply_on_inline(mode, kind, tmp_path):
     require_tuned(kind, tmp_path / "run", runtime="inline", mode=mode)
 
 
 @pytest.mark.parametrize(
     ("mode", "kind"), rest_slow(("workers", "rollout"), *(c for c in MATRIX if c != ("workers", "rollout")))
 )
-def test_processes(mode, kind, tmp_path):
+def test_changes_apply_on_processes(mode, kind, tmp_path):
     require_tuned(kind, tmp_path / "run", runtime="processes", mode=mode)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kind"), [case for case in MATRIX if case[0] != "workers"])  # which it does not have
-def test_kafka(mode, kind, kafka, tmp_path):
+def test_changes_apply_on_kafka(mode, kind, kafka, tmp_path):
     require_tuned(kind, tmp_path / "run", **on(kafka, mode=mode))

@@ -1,4 +1,4 @@
-"""Mutation testing on a toy module: a mutant that a test notices, one that none does, and one that never ends."""
+"""Mutation testing on a toy module: one mutant that a test detects, one that none does, and one that never ends."""
 
 from __future__ import annotations
 

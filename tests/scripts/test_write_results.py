@@ -1,4 +1,4 @@
-"""docs/results.md is what the reference results say; targets are judged by hand-made results."""
+"""docs/results.md matches the reference results; targets are judged on hand-made results."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_targets_by_the_distance_to_the_optimum(script, targets, met):
     assert script.meets_targets(reference(targets, [-10.0, -10.15, -11.0], score="exact", optimum=-10.0)) is met
 
 
-def test_a_measured_row_and_its_plot(script, tmp_path):
+def test_a_measured_row_has_a_plot(script, tmp_path):
     row = '[[experiment]]\nname = "one"\nenv = "Pole"\nalgo = "ppo"\nsteps = 100\nseeds = [1, 2, 3]\nasked = "≥ 15"\n'
     other = row.replace('"one"', '"two"')
     (tmp_path / "experiments.toml").write_text(row + other)

@@ -1,4 +1,4 @@
-"""Trains a table with two processes and prints it: test_tabular_runtimes.py runs several of these at once."""
+"""Train a table with two processes and print it: test_tabular_runtimes.py runs several of these at once."""
 
 from __future__ import annotations
 

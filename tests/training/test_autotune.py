@@ -1,4 +1,4 @@
-"""Numbers of actors and environments chosen by trying."""
+"""Numbers of actors and environments chosen by measurement."""
 
 import itertools
 import json
@@ -21,35 +21,35 @@ def costs(*rows):
 
 
 class TestEnvs:
-    def test_the_fewest_that_come_near_the_best(self):
+    def test_the_smallest_number_near_the_best_is_chosen(self):
         trial = costs((1, 30, 5), (2, 20, 5), (4, 11.5, 5), (8, 10.2, 5), (16, 10, 5))
-        assert choose_envs(trial, overlap=True).envs == 8  # 4 come to 87 %
+        assert choose_envs(trial, overlap=True).envs == 8  # 4 reach 87 %
 
-    def test_a_slow_learner_makes_more_of_them_useless(self):
+    def test_a_slow_learner_needs_no_more_environments(self):
         trial = costs((1, 30, 40), (2, 20, 40), (4, 10, 40))
         assert choose_envs(trial, overlap=True).envs == 1
 
-    def test_copies_that_sleep_one_after_the_other_bring_nothing(self):
+    def test_environments_that_sleep_in_sequence_bring_no_gain(self):
         trial = costs((1, 10_010, 10), (2, 10_008, 10), (4, 10_007, 10), (8, 10_006, 10))
         assert choose_envs(trial, overlap=True).envs == 1
 
-    def test_taking_turns_both_count(self):
+    def test_in_one_process_acting_and_learning_times_add_up(self):
         trial = costs((1, 30, 40), (2, 10, 40), (4, 8, 40))
         assert choose_envs(trial, overlap=False).envs == 2
 
 
 class TestActors:
-    def test_one_that_feeds_the_learner_is_enough(self):
+    def test_one_actor_that_saturates_the_learner_is_enough(self):
         assert choose_actors(StepCost(128, 1 * US, 2 * US, 1.0), cores=16) == 1
 
-    def test_as_many_as_feed_it(self):
+    def test_enough_actors_to_saturate_the_learner_are_chosen(self):
         assert choose_actors(StepCost(8, 40 * US, 9 * US, 1.0), cores=16) == 4
 
-    def test_actors_that_compute_leave_a_core_to_a_busy_learner(self):
+    def test_computing_actors_leave_a_core_to_a_busy_learner(self):
         assert choose_actors(StepCost(8, 10 * US, 4 * US, 1.0), cores=2) == 1
         assert choose_actors(StepCost(8, 1000 * US, 4 * US, 1.0), cores=2) == 2
 
-    def test_actors_that_wait_need_no_cores(self):
+    def test_waiting_actors_need_no_cores(self):
         assert choose_actors(StepCost(1, 10_000 * US, 10 * US, 0.02), cores=2) == autotune.MAX_ACTORS
         assert choose_actors(StepCost(1, 10_000 * US, 1000 * US, 0.02), cores=2) == 9
 
@@ -58,12 +58,12 @@ def test_an_environment_that_sleeps_gets_many_actors():
     chosen = resolve_auto_settings(
         resolve_config(("call", {"env": "steppe/Sleep-v0", "actors": "auto", "envs": "auto"}))
     )
-    assert chosen.config.actors == autotune.MAX_ACTORS  # sleeping takes 10 ms, learning from a step some µs
+    assert chosen.config.actors == autotune.MAX_ACTORS  # sleeping takes 10 ms, learning from a step a few µs
     assert chosen.sources["actors"] == chosen.sources["envs"] == "calibration"
     assert chosen.auto == ()
 
 
-def test_only_what_is_asked_for_is_chosen():
+def test_only_settings_with_the_value_auto_are_chosen():
     resolved = resolve_config(("call", {"env": "steppe/Sleep-v0", "actors": "auto", "envs": 3, "mode": "async"}))
     assert resolved.auto == ("actors",)
     chosen = resolve_auto_settings(resolved)
@@ -79,7 +79,7 @@ def test_a_single_run_has_one_actor():
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_a_vector_world_gets_many_environments_and_one_actor_on_two_cores(monkeypatch, algo):
+def test_a_vector_environment_gets_many_copies_and_one_actor_on_two_cores(monkeypatch, algo):
     monkeypatch.setattr(autotune, "usable_cores", lambda: 2)
     chosen = resolve_auto_settings(
         resolve_config(("call", {"env": "CartPole-v1", "algo": algo, "actors": "auto", "envs": "auto"}))
@@ -88,8 +88,8 @@ def test_a_vector_world_gets_many_environments_and_one_actor_on_two_cores(monkey
     assert chosen.config.envs in autotune.VECTOR_ENV_COUNTS
 
 
-class TenStepsAreTried:
-    """A clock that moves only when it is read: 1 step to compile, then 3 in each of 3 tries."""
+class ClockOfTenSteps:
+    """A clock that advances only when it is read: 1 step to compile, then 3 in each of 3 measurements."""
 
     def __init__(self):
         self.reads = itertools.count()
@@ -101,15 +101,15 @@ class TenStepsAreTried:
 
 
 @pytest.mark.regression
-def test_trying_may_end_between_two_episodes(monkeypatch):
-    """All environments see a cue, wait and answer: nine steps, and the tenth resets all of them."""
-    monkeypatch.setattr(autotune, "time", TenStepsAreTried())
+def test_a_measurement_can_end_between_two_episodes(monkeypatch):
+    """All environments show a cue, wait and expect an answer: nine steps, and the tenth resets all of them."""
+    monkeypatch.setattr(autotune, "time", ClockOfTenSteps())
     settings = {"algo": "r2d2", "envs": 256, "actors": "auto", "mode": "async", "environment.kwargs": {"delay": 7}}
     chosen = resolve_auto_settings(resolve_config(("call", {"env": "steppe/Recall-v0", **settings})))
     assert chosen.config.actors >= 1
 
 
-def test_other_words_are_no_numbers():
+def test_other_texts_are_refused():
     with pytest.raises(ConfigError, match="actors='many'"):
         resolve_config(("call", {"env": "CartPole-v1", "actors": "many"}))
     with pytest.raises(ConfigError, match="steps='auto'"):
@@ -117,8 +117,8 @@ def test_other_words_are_no_numbers():
 
 
 @pytest.mark.slow
-def test_from_the_command_line_the_numbers_become_the_runs_own(tmp_path):
-    slow = "-s environment.kwargs={delay_s=0.05}"  # so long that a busy machine's learner still wants more than there may be
+def test_chosen_numbers_are_recorded_in_the_run(tmp_path):
+    slow = "-s environment.kwargs={delay_s=0.05}"  # so many that the learner of a busy machine could still use more than allowed
     words = f"train steppe/Sleep-v0 --actors auto --envs auto --steps 600 --name mine --json -s segment_steps=4 -s evaluation.episodes=1 {slow}"
     code = "from steppe.cli.main import entry; entry()"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""How many files lie between `steppe train` and the optimizer: what a reader opens who follows the calls."""
+"""The number of files between `steppe train` and the optimizer, for a reader who follows the calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def files_on_stack() -> list[str]:
     return found
 
 
-def test_the_way_from_the_command_to_the_optimizer_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_from_the_command_to_the_optimizer_has_at_most_20_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At most 20 files from `steppe train` on runtime inline to the first step of the optimizer.
 
     A file counts if one of its functions is on the stack when one of POINTS is reached for the first time, or if it defines

@@ -1,4 +1,4 @@
-"""Callbacks: they see the run, add numbers to its curves, and may end it."""
+"""Callbacks see the run, add metrics to its curves, and can stop it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scalars(path: Path, tag: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_metrics_and_early_stop(runtime: str) -> None:
+def test_callbacks_add_metrics_and_stop_early(runtime: str) -> None:
     looks: list[int] = []
 
     def measure(view: steppe.RunView) -> dict[str, float]:
@@ -52,7 +52,7 @@ def test_metrics_and_early_stop(runtime: str) -> None:
     assert not any(event.kind == "metric" for event in view.events)
 
 
-def test_answers_that_say_nothing_change_nothing() -> None:
+def test_empty_results_change_nothing() -> None:
     answers = iter([None, {}, False, 0, "x", [1]] + [None] * 10_000)
     result = steppe.train(
         "steppe/Identity-v0", runtime="inline", steps=200, callbacks=[lambda _: next(answers)], **SHORT
@@ -60,7 +60,7 @@ def test_answers_that_say_nothing_change_nothing() -> None:
     assert (result.state, result.reason) == ("SUCCEEDED", "steps_done")
 
 
-def test_what_a_callback_raises_reaches_the_caller_and_the_record() -> None:
+def test_exceptions_of_a_callback_are_raised_and_recorded() -> None:
     def broken(view: steppe.RunView) -> None:
         raise RuntimeError("my own mistake")
 
@@ -70,6 +70,6 @@ def test_what_a_callback_raises_reaches_the_caller_and_the_record() -> None:
     assert (status.state, status.message) == ("FAILED", "RuntimeError: my own mistake")
 
 
-def test_a_metric_that_is_no_number_gets_one_sentence() -> None:
+def test_a_metric_that_is_no_number_is_refused_in_one_sentence() -> None:
     with pytest.raises(steppe.UsageError, match="a callback returned 'loss': 'low', which is no number"):
         steppe.train("steppe/Identity-v0", runtime="inline", callbacks=[lambda view: {"loss": "low"}], **SHORT)

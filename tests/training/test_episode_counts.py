@@ -1,5 +1,6 @@
-"""A run of N episodes plays N episodes, on every runtime and with every kind of memory, and stops each environment there.
-In mode async actors run free: the learner takes the first N episodes and nothing after them."""
+"""A run of N episodes plays N episodes, on every runtime and with every kind of memory, and steps no environment beyond
+its share. In mode async actors run freely: the learner uses the first N episodes and nothing after them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SHORT = {"evaluation.episodes": 2}
 
 
 class Counting(gym.Wrapper):
-    """Counts the steps and the ends of all its kind in this process."""
+    """Counts steps and episode ends of all instances in this process."""
 
     steps = ends = 0
 
@@ -44,7 +45,7 @@ class Counting(gym.Wrapper):
 
 
 class CountingLake(gym.Wrapper):
-    """A frozen lake that counts the episodes of all its kind in this process."""
+    """A frozen lake that counts the episodes of all instances in this process."""
 
     ends = 0
 
@@ -79,7 +80,7 @@ def counted_cartpole() -> gym.Env:
         ("r2d2", 1, {"learning_starts": 64}, 5),
     ],
 )
-def test_a_run_plays_as_many_episodes_as_asked_for(algo: str, workers: int, config: dict, total: int) -> None:
+def test_a_run_plays_the_requested_episodes(algo: str, workers: int, config: dict, total: int) -> None:
     env = "FrozenLake-v1" if algo == "q-learning" else "CartPole-v1"
     rarely = {"update_frequency": 64} if algo in ("dqn", "r2d2") else {}
     agent = DistributedAgent(algo, seed=0, **rarely)
@@ -104,7 +105,7 @@ def test_no_environment_is_stepped_beyond_its_share() -> None:
 
 
 @pytest.mark.parametrize("in_rounds", [False, True])
-def test_workers_that_push_gradients_play_as_many_too(in_rounds: bool) -> None:
+def test_workers_that_push_gradients_play_the_requested_episodes(in_rounds: bool) -> None:
     environment = DistributedEnvironment("CartPole-v1", 3, runtime="inline")
     agent = DistributedAgent("a2c", seed=0).bind(environment)
     server = ParameterServer(
@@ -117,7 +118,7 @@ def test_workers_that_push_gradients_play_as_many_too(in_rounds: bool) -> None:
 
 
 @pytest.mark.parametrize("runtime", rest_slow("inline", "processes"))
-def test_workers_of_an_asynchronous_loop_play_as_many_too(runtime: str) -> None:
+def test_workers_of_an_asynchronous_loop_play_the_requested_episodes(runtime: str) -> None:
     environment = DistributedEnvironment("CartPole-v1", 2, runtime=runtime)
     agent = DistributedAgent("a3c", seed=0).bind(environment)
     loop = AsyncMainLoop(environment, None, agent, None, num_workers=3, config=SHORT)
@@ -138,7 +139,9 @@ def test_workers_of_an_asynchronous_loop_play_as_many_too(runtime: str) -> None:
         ("steppe/TicTacToe-v0", "q-learning", "processes", 64, 30),
     ),
 )
-def test_workers_that_share_a_table_play_as_many_too(env: str, algo: str, runtime: str, envs: int, total: int) -> None:
+def test_workers_that_share_a_table_play_the_requested_episodes(
+    env: str, algo: str, runtime: str, envs: int, total: int
+) -> None:
     environment = DistributedEnvironment(env, 3, runtime=runtime)
     agent = DistributedAgent(algo, seed=0).bind(environment)
     loop = AsyncMainLoop(environment, None, agent, None, num_workers=3, config=SHORT | {"envs": envs})
@@ -149,15 +152,15 @@ def test_workers_that_share_a_table_play_as_many_too(env: str, algo: str, runtim
 
 
 @pytest.mark.slow
-def test_workers_that_share_a_table_by_messages_play_as_many_too() -> None:
-    """On MPI; those on Ray do so in tests/runtimes/ray/world_suite.py, on a cluster that is there already."""
+def test_workers_that_share_a_table_by_messages_play_the_requested_episodes() -> None:
+    """On MPI; tests/runtimes/ray/world_suite.py does it on Ray, on an existing cluster."""
     settings = {"algo": "q-learning", "mode": "workers", "actors": 3, "envs": 4, "episodes": 60, "runtime": "mpi"}
     result = steppe.train("FrozenLake-v1", **settings, **SHORT)
     assert result.summary["reason"] == "episodes_done"
     assert view_of(result.path).episodes == 60
 
 
-def test_workers_that_share_a_table_step_no_environment_beyond() -> None:
+def test_workers_that_share_a_table_step_no_environment_beyond_its_share() -> None:
     CountingLake.ends = 0
     environment = DistributedEnvironment(CountingLake, 2, runtime="inline")
     agent = DistributedAgent("q-learning", seed=0).bind(environment)
@@ -170,7 +173,7 @@ def test_workers_that_share_a_table_step_no_environment_beyond() -> None:
     )
 
 
-def test_a_resumed_run_plays_what_is_left() -> None:
+def test_a_resumed_run_plays_the_remaining_episodes() -> None:
     settings = {
         "episodes": 100,
         "seed": 1,
@@ -188,8 +191,8 @@ def test_a_resumed_run_plays_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(("algo", "runtime"), rest_slow(("dqn", "inline"), ("ppo", "inline"), ("ppo", "processes")))
-def test_free_actors_play_more_and_the_learner_takes_as_many(algo: str, runtime: str) -> None:
-    """Segments of eight environments hold several episodes each, so without a cut the last intake has too many."""
+def test_the_learner_uses_the_requested_episodes_of_free_running_actors(algo: str, runtime: str) -> None:
+    """Segments of eight environments hold several episodes each, so without masking the last group would have too many."""
     environment = DistributedEnvironment("CartPole-v1", 2, envs_per_worker=8, runtime=runtime)
     agent, pool = DistributedAgent(algo, seed=0), ReplayBufferPool(1, 5000) if algo == "dqn" else None
     loop = MainLoop(environment, pool, agent, config=SHORT | {"mode": "async", "segment_steps": 128})
@@ -205,7 +208,7 @@ def test_free_actors_play_more_and_the_learner_takes_as_many(algo: str, runtime:
 
 
 @pytest.mark.slow
-def test_free_actors_elsewhere(kafka: str) -> None:
+def test_the_learner_uses_the_requested_episodes_of_actors_in_other_processes(kafka: str) -> None:
     settings = {"mode": "async", "actors": 2, "envs": 8, "segment_steps": 64, "episodes": 30}
     result = steppe.train("CartPole-v1", **settings, **on(kafka), **SHORT)
     assert result.summary["reason"] == "episodes_done"
@@ -213,7 +216,7 @@ def test_free_actors_elsewhere(kafka: str) -> None:
 
 
 class KillOnce:
-    """An observer that kills an actor with -9 when the learner has counted some episodes."""
+    """An observer that kills an actor with -9 once the learner has counted some episodes."""
 
     killed = False
 
@@ -238,7 +241,7 @@ def test_the_episodes_of_a_killed_actor_count_once(mode: str) -> None:
     assert mode == "async" or view.played_episodes == 2000
 
 
-def test_an_async_run_of_so_many_episodes_is_repeated() -> None:
+def test_an_async_run_with_an_episode_limit_can_be_repeated() -> None:
     settings = {"mode": "async", "actors": 2, "envs": 4, "segment_steps": 64, "episodes": 9, "runtime": "inline"}
     original = steppe.train("CartPole-v1", **settings, **{"flow.record_arrivals": True}, **SHORT)
     again = steppe.rerun(original.path)

@@ -1,4 +1,4 @@
-"""Every method of DistributedAgent on every algorithm of the house; what one cannot do is said in a sentence."""
+"""Every method of DistributedAgent with every built-in algorithm; unsupported ones are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def same(one: dict, other: dict) -> bool:
 
 
 @pytest.mark.parametrize("algo", [name for name, kind in ALGORITHMS.items() if kind.memory != "sequences"])
-def test_every_method(algo: str, tmp_path: Path) -> None:
+def test_every_method_works_or_is_refused(algo: str, tmp_path: Path) -> None:
     environment, agent = made(algo)
     with environment:
         steps = environment.generate_experiences(agent, 20)
@@ -41,7 +41,7 @@ def test_every_method(algo: str, tmp_path: Path) -> None:
             agent.apply_gradients(before)
         steps[3]["reward"] = batch["reward"][3] = np.float32(
             1.0
-        )  # a lake that pays, so that there is something to learn
+        )  # a lake with rewards, so that there is something to learn
     else:
         gradients = agent.compute_gradients(batch)
         assert same(before, agent.get_policy_parameters())
@@ -68,9 +68,9 @@ def test_every_method(algo: str, tmp_path: Path) -> None:
     assert np.isfinite(verdict["return_mean"])
 
 
-# dhc wants planes to look at: its own tests have worlds for it.
+# dhc needs observations with planes: its own tests have such environments.
 @pytest.mark.parametrize("algo", ["r2d2"])
-def test_agents_that_learn_from_sequences_say_so(algo: str, tmp_path: Path) -> None:
+def test_agents_that_learn_from_sequences_refuse_single_steps(algo: str, tmp_path: Path) -> None:
     environment, agent = made(algo)
     with environment:
         steps = environment.generate_experiences(agent, 4)

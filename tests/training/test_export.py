@@ -17,7 +17,7 @@ QUICK = {"runtime": "inline", "evaluation.episodes": 1, "evaluation.every_steps"
 
 
 @pytest.mark.parametrize("algo", ["q-learning", "double-q"])
-def test_an_exported_table_plays_as_the_policy(algo, steppe, tmp_path):
+def test_an_exported_table_plays_like_the_policy(algo, steppe, tmp_path):
     run = product.train(
         "CliffWalking-v1", algo=algo, steps=20_000, name="cliff", **{"environment.time_limit": 200}, **QUICK
     )
@@ -34,7 +34,7 @@ def test_an_exported_table_plays_as_the_policy(algo, steppe, tmp_path):
     assert (table["q_table"][visited].argmax(axis=1) == table["greedy"][visited]).all()
 
 
-def test_a_network_is_no_table(tmp_path):
+def test_a_network_cannot_be_exported_as_a_table(tmp_path):
     run = product.train("steppe/Identity-v0", steps=64, **QUICK)
     with pytest.raises(UsageError, match="did not learn a table"):
         export_table(run.path, tmp_path / "table.npz")

@@ -1,4 +1,4 @@
-"""Whole runs on images: both algorithms learn, the same seed repeats a run of Atari, a stopped one goes on exactly."""
+"""Whole runs on images: both algorithms learn, a run of Atari is reproducible, a stopped one resumes exactly."""
 
 import pytest
 
@@ -17,7 +17,7 @@ PONG = {"env": "ALE/Pong-v5", "envs": 2, "seed": 5, "hidden": (16,), **JUDGED, "
 PONG |= {"environment.kwargs": {"max_num_frames_per_episode": 70}}
 PPO = {"algo": "ppo", "segment_steps": 16, "minibatch_size": 16, "epochs": 1}
 DQN = {"algo": "dqn", "segment_steps": 8, "batch_size": 8, "learning_starts": 32, "samples_per_insert": 2.0}
-DQN |= {"buffer_size": 200, "epsilon_start": 0.3, "epsilon_end": 0.3}  # a schedule would follow the run's length
+DQN |= {"buffer_size": 200, "epsilon_start": 0.3, "epsilon_end": 0.3}  # a schedule would depend on the run's length
 ALGORITHMS = {"ppo": PPO, "dqn": DQN}
 
 
@@ -35,8 +35,8 @@ def run(tmp_path, name, **settings):
         ("dqn", {"samples_per_insert": 8, "learning_starts": 256, "target_every": 200, "exploration_fraction": 0.5}),
     ),
 )
-def test_the_bright_spot_is_found(algo, settings, tmp_path):
-    """Seed 0, 4,096 steps, 8 episodes of 16 images each: chance finds 4 of 16, a learner at least 15."""
+def test_training_on_images_finds_the_bright_spot(algo, settings, tmp_path):
+    """Seed 0, 4,096 steps, 8 episodes of 16 images each: random answers find 4 of 16, a learner at least 15."""
     result = steppe.train(
         "steppe/ImageIdentity-v0",
         algo=algo,
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_weights_on_every_runtime(algo, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_resumed_run_ends_as_one_that_was_never_stopped(algo, tmp_path):
+def test_a_resumed_run_ends_with_the_same_weights(algo, tmp_path):
     settings = {"runtime": "inline", "mode": "sync", "actors": 1, **ALGORITHMS[algo]}
     whole = run(tmp_path, "whole", steps=192, **settings)
     run(tmp_path, "halves", steps=96, **settings)

@@ -1,4 +1,4 @@
-"""A run that begins with the weights of another one."""
+"""A run that starts with the weights of another one."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def train(observers=(), **settings):
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_the_first_version_is_the_other_run(algo, runtime):
-    """With a step size of nothing the trained parameters stay what they were, so the end shows the beginning."""
+def test_the_first_version_has_the_weights_of_the_other_run(algo, runtime):
+    """With a learning rate of 0 the trained parameters do not change, so the end shows the beginning."""
     source = train(name="source", algo=algo)
     result = train(name="heir", algo=algo, init_from="source", seed=9, runtime=runtime, **LEARN_NOTHING[algo])
     old, new = (load_weights(run.path / "weights.safetensors").arrays() for run in (source, result))
-    layers = [name for name in old if old[name].ndim > 0]  # what is a single number is a schedule's
+    layers = [name for name in old if old[name].ndim > 0]  # a single number belongs to a schedule
     assert any(old[name].ndim > 1 for name in layers)
     for name in layers:
         assert (old[name] == new[name]).all(), name
@@ -52,7 +52,7 @@ def test_the_first_version_is_the_other_run(algo, runtime):
     assert (record["init_from"]["run"], record["init_from"]["version"]) == ("source", source.version)
 
 
-def test_it_makes_a_difference_and_the_same_one_on_both_runtimes():
+def test_initial_weights_change_the_result_equally_on_both_runtimes():
     train(name="source")
     hashes = {
         (init, runtime): train(name=f"{runtime}-{init}", init_from=init, seed=9, runtime=runtime).weights_sha256
@@ -63,7 +63,7 @@ def test_it_makes_a_difference_and_the_same_one_on_both_runtimes():
     assert hashes["source", "inline"] != hashes[None, "inline"] == hashes[None, "processes"]
 
 
-def test_a_path_will_do_and_a_stopped_run_gives_its_newest_checkpoint(tmp_path):
+def test_a_path_is_accepted_and_a_stopped_run_gives_its_newest_checkpoint(tmp_path):
     stopped = train(name="stopped", steps=10**6, observers=[lambda view: view.training is not None])
     assert stopped.state == "STOPPED"
     heir = train(run_dir=tmp_path / "heir", init_from=str(stopped.path))
@@ -83,7 +83,7 @@ def test_a_path_will_do_and_a_stopped_run_gives_its_newest_checkpoint(tmp_path):
     ],
     ids=["unknown", "other layers", "other world", "other algorithm", "nothing there", "damaged"],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_and_nothing_is_written(settings, error, words, tmp_path):
+def test_unsuitable_weights_are_refused_and_nothing_is_written(settings, error, words, tmp_path):
     train(name="source")
     empty = experiment(name="empty")
     RunDirectory.create(empty.config, empty.sources).release()
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(settings, error, word
     assert {path.name for path in (tmp_path / "runs").iterdir()} == before
 
 
-def test_only_the_first_run_of_a_loop_begins_there():
+def test_only_the_first_run_of_a_loop_starts_with_the_given_weights():
     source = train(name="source")
     loop = MainLoop.of(experiment(init_from="source", seed=9))
     first, second = loop.run(), loop.run()
@@ -107,8 +107,8 @@ def test_only_the_first_run_of_a_loop_begins_there():
 
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_a_resumed_run_needs_the_other_no_more(runtime):
-    """Without any checkpoint of its own it begins once more with what it was given."""
+def test_a_resumed_run_does_not_need_the_other_run(runtime):
+    """Without a checkpoint of its own it starts again with the given weights."""
     import shutil
 
     source = train(name="source")

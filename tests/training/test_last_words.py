@@ -1,4 +1,4 @@
-"""What is measured is recorded when a run ends, however short it was."""
+"""All measurements are recorded when a run ends, however short it was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = {"steps": 64, "envs": 2, "segment_steps": 16, "evaluation.episodes": 1, 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_a_run_shorter_than_any_reports_interval_has_its_curves(runtime: str) -> None:
+def test_a_run_shorter_than_every_report_interval_has_curves(runtime: str) -> None:
     result = steppe.train("steppe/Identity-v0", runtime=runtime, **{"environment.time_limit": 8}, **SHORT)
     curves = Curves(RunDirectory(result.path).board)
     curves.refresh()
@@ -36,7 +36,7 @@ def test_a_run_shorter_than_any_reports_interval_has_its_curves(runtime: str) ->
 
 
 class SlowActors:
-    """A handle whose learner has ended and whose actors take a few turns to: says what was asked when."""
+    """A handle whose learner has ended and whose actors need a few more steps: records the order of requests."""
 
     def __init__(self) -> None:
         self.asked = {"actor": RUN, "learner": RUN, "manager": RUN}
@@ -63,7 +63,7 @@ class SlowActors:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_manager_goes_after_the_actors(tmp_path: Path, stopped: bool) -> None:
+def test_the_manager_ends_after_the_actors(tmp_path: Path, stopped: bool) -> None:
     config = RunConfig(env="CartPole-v1", steps=1, run_dir=tmp_path / "run")
     directory, handle = RunDirectory.create(config, {}), SlowActors()
     supervisor = Supervisor(handle, directory, config, StopSignalHandler())

@@ -1,4 +1,4 @@
-"""`steppe.evaluate` and `steppe.load`: what a run left behind, judged and used."""
+"""`steppe.evaluate` and `steppe.load`: the results of a run, evaluated and used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = {"evaluation.episodes": 2, "segment_steps": 16, "envs": 2}
 
 
 class Mixed(gym.Env):
-    """Observes a dictionary of a place, a number and a small image; acts on three wheels."""
+    """Observes a dictionary of a position, a number and a small image; acts on three wheels."""
 
     observation_space = gym.spaces.Dict(
         {
@@ -43,7 +43,7 @@ class Mixed(gym.Env):
 
 
 class Wheel(gym.Env):
-    """Shows how far it has been turned; acts in a box."""
+    """Shows how far it has been turned; actions are continuous."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
@@ -64,7 +64,7 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return steppe.train("CartPole-v1", runtime="inline", steps=12_000, seed=1, run_dir=str(path)).path
 
 
-def test_evaluation_is_reproducible_and_says_whose_weights_it_judged(cartpole: Path) -> None:
+def test_evaluation_is_reproducible_and_names_the_weights(cartpole: Path) -> None:
     first, again, other = (steppe.evaluate(cartpole, episodes=4, seed=seed) for seed in (7, 7, 8))
     assert first == again
     assert first["return_mean"] != other["return_mean"] or first["return_std"] != other["return_std"]
@@ -74,7 +74,7 @@ def test_evaluation_is_reproducible_and_says_whose_weights_it_judged(cartpole: P
     assert steppe.evaluate(str(cartpole), episodes=4, explore=True, seed=7)["return_mean"] <= 500
 
 
-def test_recordings_do_not_change_the_result(cartpole: Path, tmp_path: Path) -> None:
+def test_videos_do_not_change_the_result(cartpole: Path, tmp_path: Path) -> None:
     pytest.importorskip("pygame")
     plain = steppe.evaluate(cartpole, episodes=3, seed=3, explore=True)
     filmed = steppe.evaluate(cartpole, episodes=3, seed=3, explore=True, render_dir=tmp_path / "films")
@@ -84,14 +84,14 @@ def test_recordings_do_not_change_the_result(cartpole: Path, tmp_path: Path) -> 
         assert film.n_frames >= 2
 
 
-def test_a_place_that_takes_no_recordings_gets_one_sentence(cartpole: Path, tmp_path: Path) -> None:
+def test_an_unwritable_video_directory_is_refused_in_one_sentence(cartpole: Path, tmp_path: Path) -> None:
     pytest.importorskip("pygame")
     (tmp_path / "films").write_text("a file")
     with pytest.raises(UsageError, match=r"cannot keep the recording .*films/.*gif: "):
         steppe.evaluate(cartpole, episodes=1, render_dir=tmp_path / "films")
 
 
-def test_a_loaded_policy_plays_as_the_run_was_judged(cartpole: Path) -> None:
+def test_a_loaded_policy_plays_as_in_the_evaluation_of_the_run(cartpole: Path) -> None:
     policy = steppe.load(cartpole)
     env = gym.make("CartPole-v1")
     returns = []
@@ -136,7 +136,7 @@ def test_dictionaries_tuples_and_shifted_numbers_are_flattened_by_the_rules() ->
         "pair": (np.stack([obs["pair"][0]] * 3), np.full(3, obs["pair"][1])),
     }
     assert policy.act(several).tolist() == [action.tolist()] * 3
-    # The oracle: the vector that the declared rules describe, given to the agent itself.
+    # The independent result: the vector that the declared rules describe, given to the agent itself.
     vector = np.concatenate(
         [np.eye(3)[obs["number"] - 1], obs["pair"][0], np.eye(2)[obs["pair"][1]], obs["place"]]
     ).astype(np.float32)
@@ -144,7 +144,7 @@ def test_dictionaries_tuples_and_shifted_numbers_are_flattened_by_the_rules() ->
     np.testing.assert_array_equal(action, chosen)
 
 
-def test_stacked_frames_begin_anew_after_a_reset() -> None:
+def test_stacked_frames_start_again_after_a_reset() -> None:
     result = steppe.train(
         Wheel, runtime="inline", steps=64, **SHORT, **{"environment.frame_stack": 3, "environment.time_limit": 9}
     )
@@ -166,7 +166,7 @@ def test_a_stopped_run_gives_its_newest_checkpoint() -> None:
     assert steppe.load(result.path).weights.sha256() == result.weights_sha256
 
 
-def test_runs_without_weights_and_unknown_runs_get_one_sentence(cartpole: Path, tmp_path: Path) -> None:
+def test_runs_without_weights_and_unknown_runs_are_refused_in_one_sentence(cartpole: Path, tmp_path: Path) -> None:
     config = RunDirectory.open(cartpole).config().model_copy(update={"run_dir": tmp_path / "empty", "name": "empty"})
     RunDirectory.create(config, {}).release()
     for call in (steppe.load, steppe.evaluate):

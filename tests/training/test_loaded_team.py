@@ -1,4 +1,4 @@
-"""A run with several agents, loaded: what it does is what the judge saw it do."""
+"""A loaded policy for several agents acts as it did in the run's evaluation."""
 
 import numpy as np
 import pettingzoo
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 SMALL = {"runtime": "inline", "hidden": (16,), "steps": 3_000, "evaluation.every_steps": 10**9}
 
 
-def test_a_loaded_team_plays_as_well_as_its_run_was_judged():
+def test_a_loaded_team_plays_as_in_the_evaluation_of_its_run():
     result = steppe.train(
         "steppe/Teamwork-v0", seed=0, policies="own", target_return=31, **SMALL | {"steps": 30_000, "evaluation.every_steps": 2_000},
         **{"environment.kwargs": {"task": "divide"}, "learning_rate": 3e-3},
@@ -34,7 +34,7 @@ def test_a_loaded_team_plays_as_well_as_its_run_was_judged():
         team.act({"nobody": 0})
 
 
-def test_a_loaded_team_takes_the_observation_of_whose_turn_it_is():
+def test_a_loaded_team_takes_the_observation_of_the_agent_to_move():
     result = steppe.train("pettingzoo.classic.tictactoe_v3", **SMALL | {"steps": 500})
     team, env = steppe.load(result.path), pettingzoo.make("aec", "classic/tictactoe_v3")
     env.reset(seed=0)

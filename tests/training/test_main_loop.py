@@ -1,4 +1,4 @@
-"""MainLoop over parts: the same training as `steppe.train`, in place or elsewhere, stopped, paused, saved."""
+"""MainLoop with components: the same training as `steppe.train`, in this process or others, stopped, paused, saved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def environment(workers: int = 1, env: str = IDENTITY, **given) -> DistributedEn
                  "buffer_size": 600, "learning_starts": 50}),
     ],
 )  # fmt: skip
-def test_parts_learn_bit_for_bit_what_train_learns(algo: str, settings: dict) -> None:
+def test_components_learn_bit_for_bit_what_train_learns(algo: str, settings: dict) -> None:
     trained = steppe.train(IDENTITY, algo=algo, runtime="inline", actors=2, steps=500, seed=3, **SHORT, **settings)
     more = {"learning_starts": 50} if algo == "dqn" else {}
     pool = ReplayBufferPool(1, 600) if algo == "dqn" else None
@@ -47,14 +47,14 @@ def test_parts_learn_bit_for_bit_what_train_learns(algo: str, settings: dict) ->
         assert pool.get_total_experiences() == 512
 
 
-def test_workers_that_others_could_not_build_stay_here() -> None:
+def test_workers_that_cannot_be_imported_stay_in_this_process() -> None:
     loop = MainLoop(environment(2, lambda: gym.make("CartPole-v1")), None, DistributedAgent("ppo"), config=SHORT)
     assert loop.config.runtime == "inline"
     assert MainLoop(environment(1), None, DistributedAgent("ppo"), config=SHORT).config.runtime == "inline"
     assert MainLoop(environment(3), None, DistributedAgent("ppo"), config=SHORT).config.runtime == "processes"
 
 
-def test_elsewhere_the_agent_goes_on_from_the_final_weights() -> None:
+def test_with_a_learner_in_another_process_the_agent_gets_the_final_weights() -> None:
     loop = MainLoop(
         environment(2), None, DistributedAgent("ppo"), config={"steps": 200, "runtime": "processes", **SHORT}
     )
@@ -91,7 +91,7 @@ def test_a_failing_environment_raises_from_run_training() -> None:
     assert loop.get_training_progress()["state"] == "FAILED"
 
 
-def test_single_episodes_with_the_parts() -> None:
+def test_single_episodes_can_be_run_with_the_components() -> None:
     pool = ReplayBufferPool(2, 500, use_prioritized=True)
     with environment(1, runtime="inline") as world:
         agent = DistributedAgent("dqn", batch_size=8, update_frequency=4)
@@ -115,7 +115,7 @@ def test_single_episodes_with_the_parts() -> None:
     [{"num_buffers": 1}, {"num_buffers": 3, "use_prioritized": True, "routing": "least_filled"}],
     ids=["one", "three"],
 )
-def test_a_checkpoint_of_the_loop_brings_agent_and_pool_back(tmp_path: Path, pool: dict[str, Any]) -> None:
+def test_a_checkpoint_of_the_loop_restores_agent_and_pool(tmp_path: Path, pool: dict[str, Any]) -> None:
     def make(world: DistributedEnvironment) -> MainLoop:
         agent = DistributedAgent("dqn", batch_size=8)
         buffers = ReplayBufferPool(buffer_capacity=500, seed=1, **pool)
@@ -174,7 +174,7 @@ def test_pause_resume_and_stop_from_another_thread(runtime: str) -> None:
         loop.pause_training()
 
 
-def test_while_the_learner_is_elsewhere_its_agent_cannot_be_used() -> None:
+def test_the_agent_cannot_be_used_while_it_learns_in_another_process() -> None:
     loop = MainLoop(environment(1), None, DistributedAgent("ppo"), config={"runtime": "processes", **SHORT})
     refusals: list[str] = []
 
@@ -236,13 +236,13 @@ def test_lambdas_stay_inline() -> None:
         (lambda: MainLoop(environment(), None, DistributedAgent("ppo")).run_training(0), "at least 1"),
     ],
 )
-def test_parts_that_do_not_go_together_get_one_sentence(make, sentence: str, tmp_path: Path) -> None:
+def test_incompatible_components_are_refused_in_one_sentence(make, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make()
     assert not (tmp_path / "runs").exists(), "nothing is written"
 
 
-def test_what_the_configuration_adds_reaches_the_parts() -> None:
+def test_settings_of_the_configuration_reach_the_components() -> None:
     world, agent = environment(), DistributedAgent("ppo")
     loop = MainLoop(world, None, agent, config={"gamma": 0.5, "environment.time_limit": 7, "name": "mine"})
     assert agent.config.gamma == 0.5
@@ -252,7 +252,7 @@ def test_what_the_configuration_adds_reaches_the_parts() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_statistics_of_the_parts_count_a_loops_runs(runtime: str) -> None:
+def test_statistics_of_the_components_include_all_runs_of_a_loop(runtime: str) -> None:
     world, agent = environment(2, runtime=runtime), DistributedAgent("dqn", seed=0)
     pool = ReplayBufferPool(1, 600)
     loop = MainLoop(world, pool, agent, config={"learning_starts": 50, **SHORT})

@@ -1,4 +1,4 @@
-"""DQN whose replay lies on disk, and checkpoints that share what has not changed: the weights are those of any other run."""
+"""DQN with replay on disk, and checkpoints that share unchanged rows: the weights are those of any other run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
-def test_cut_off_and_resumed(tmp_path, monkeypatch, expected, storage):
-    """With chunks so small that checkpoints have many of them in common; after the ring came round."""
+def test_an_interrupted_run_resumes_exactly(tmp_path, monkeypatch, expected, storage):
+    """With chunks so small that checkpoints share many of them; after the ring buffer wrapped around."""
     monkeypatch.setattr(row_chunks, "CHUNK_BYTES", 2048)
     path = tmp_path / "run"
     often = {"checkpoint.every_s": 1e-9, "checkpoint.keep": 10_000}
@@ -49,7 +49,7 @@ def test_cut_off_and_resumed(tmp_path, monkeypatch, expected, storage):
     assert all(info.damage is None for info in Checkpoints(path / "checkpoints").list())
 
 
-def test_a_pool_of_the_callers_says_itself_where_it_lies(tmp_path):
+def test_the_callers_pool_decides_where_it_is_stored(tmp_path):
     parts = steppe.DistributedEnvironment("CartPole-v1", 1), ReplayBufferPool(1, 700), steppe.DistributedAgent("dqn")
     config = {**SHORT, "run_dir": tmp_path / "run", "buffer_storage": "disk"}
     loop = steppe.MainLoop(*parts, config=config)

@@ -1,4 +1,4 @@
-"""A fault of an environment is written down with everything it takes to see it again in this process."""
+"""A failure of an environment is recorded with everything that is needed to repeat it in this process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kept(result):
     ],
     ids=["loop", "native", "unreadable"],
 )
-def test_the_same_exception_at_the_same_step(env, settings, beginning):
+def test_reproduce_raises_the_same_exception_at_the_same_step(env, settings, beginning):
     result = broken_run(env, seed=3, **settings)
     told = result.fault.details
     assert told["recording"] == "faults/001.bin"
@@ -55,8 +55,8 @@ def test_the_same_exception_at_the_same_step(env, settings, beginning):
     assert reproduce("broken").found == seen.found, "again it is the same"
 
 
-def test_it_takes_the_recorded_actions():
-    """Oracle: with the actions changed, the environment's numbers fall otherwise, and nothing is reproduced."""
+def test_reproduce_uses_the_recorded_actions():
+    """With changed actions the environment draws other numbers, and nothing is reproduced."""
     result = broken_run("tests.support.broken_envs:Unlucky", seed=3)
     path = result.path / result.fault.details["recording"]
     circumstances = codec.unpack(path.read_bytes())
@@ -68,14 +68,14 @@ def test_it_takes_the_recorded_actions():
     assert seen.found is None
 
 
-def test_what_no_seed_decides_is_not_reproduced_and_not_claimed():
+def test_failures_that_no_seed_determines_are_reported_as_not_reproduced():
     broken_run("tests.support.broken_envs:Moody", seed=1)
     seen = reproduce("broken")
     assert not seen.matched
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_faults_of_processes_and_of_resets(where):
+def test_faults_in_processes_and_in_resets_are_reproduced(where):
     settings = {"runtime": "processes", "environment.kwargs": {"at_step": 20, "where": where}}
     result = broken_run("steppe/Failing-v0", mode="sync", **settings)
     told = result.fault.details
@@ -89,7 +89,7 @@ def test_faults_of_processes_and_of_resets(where):
     assert all(reproduce("broken", other).matched for other in range(1, len(list(seen.recording.parent.iterdir())) + 1))
 
 
-def test_a_first_reset_that_raises():
+def test_a_failure_of_the_first_reset_is_reproduced():
     broken_run("steppe/Failing-v0", **{"environment.kwargs": {"at_step": 0, "where": "reset"}})
     seen = reproduce("broken")
     assert seen.matched
@@ -107,15 +107,15 @@ def test_a_resumed_run_adds_to_its_faults():
         reproduce("broken", 3)
 
 
-def test_a_run_elsewhere_is_named_by_its_path(tmp_path):
+def test_a_run_in_another_directory_is_named_by_its_path(tmp_path):
     place = tmp_path / "elsewhere" / "run"
     result = broken_run("tests.support.broken_envs:Unlucky", name=None, run_dir=place, seed=3)
     assert result.message.endswith(f"steppe reproduce {place} --fault 1")
     assert reproduce(place).matched
 
 
-def test_workers_of_an_environment_keep_nothing():
-    """Their directory goes with them, so nobody is sent there."""
+def test_workers_of_an_environment_record_no_faults():
+    """Their directory is deleted with them, so messages do not refer to it."""
     from steppe.compose.agent import DistributedAgent
 
     environment = DistributedEnvironment("tests.support.broken_envs:Unlucky", 1, runtime="inline", seed=3)
@@ -126,7 +126,7 @@ def test_workers_of_an_environment_keep_nothing():
     assert "recording" not in raised.value.details
 
 
-def test_a_run_without_faults_and_a_damaged_record(tmp_path):
+def test_a_run_without_faults_and_a_damaged_record_are_reported(tmp_path):
     fine = run_experiment(resolve_config(("call", {**SMALL, "env": "CartPole-v1", "steps": 200, "runtime": "inline"})))
     with pytest.raises(RunNotFound, match="has no recorded fault"):
         reproduce(fine.path)
@@ -141,13 +141,13 @@ def test_a_run_without_faults_and_a_damaged_record(tmp_path):
         reproduce("broken")
 
 
-def test_actions_are_kept_from_the_seeds_on_where_nothing_can_be_read(monkeypatch):
-    """Without room for all of them, the record says that it is not whole."""
+def test_without_snapshots_actions_are_recorded_from_the_seeds_on(monkeypatch):
+    """If they do not all fit, the record is marked as incomplete."""
     from steppe.roles import action_log
 
     result = broken_run("tests.support.broken_envs:Opaque", name="all", seed=3)
     circumstances = kept(result)
-    rounds, length = result.version + 1, SMALL["segment_steps"]  # what the last round taught was not out yet
+    rounds, length = result.version + 1, SMALL["segment_steps"]  # the update of the last round was not published yet
     assert rounds > 1
     assert rounds * length < len(circumstances["actions"]) <= (rounds + 1) * length, "a part of the segment under way"
     assert circumstances["whole"]

@@ -1,4 +1,4 @@
-"""An async run is learned again from its log of arrivals, to the bit, whatever happened to it on the way."""
+"""An async run is repeated bit for bit from its log of arrivals, whatever happened during it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def assert_repeated(original, again):
     ],
     ids=["ppo native", "ppo loop", "dqn prioritized", "lone actor"],
 )
-def test_processes_are_repeated_in_one(settings, drops):
+def test_a_run_in_processes_is_repeated_in_one(settings, drops):
     original = train(*settings, runtime="processes")
     assert original.reason == "steps_done"
     assert original.lag_mean > 0 or original.dropped_segments > 0, "nothing was asynchronous: this shows little"
@@ -82,8 +82,8 @@ def test_processes_are_repeated_in_one(settings, drops):
     assert record["sources"]["seed"] == "call"
 
 
-def test_the_log_says_what_was_learned_from():
-    """Independent count: the kept arrivals carry exactly the run's segments, the others are its drops."""
+def test_the_log_has_the_segments_that_were_learned_from():
+    """Counted independently: the kept arrivals are exactly the run's segments, the others its dropped ones."""
     original = train(PPO, {"flow.max_lag": 0}, runtime="inline")
     (life,) = read_arrivals(original.path / "arrivals.jsonl")
     rows = [row for batch in life.batches for row in batch]
@@ -98,15 +98,15 @@ def after_updates(count):
     return lambda view: view.training is not None and view.updates >= count
 
 
-def test_a_run_that_was_stopped_while_it_digested():
-    """Its last intake pays for hundreds of updates, of which the stop leaves most undone."""
+def test_a_run_stopped_while_learning_is_repeated():
+    """Its last group would allow hundreds of updates, most of which the stop prevents."""
     greedy = {"samples_per_insert": 200.0, "segment_steps": 32, "steps": 50_000}
     original = train(DQN, greedy, runtime="processes", observers=[after_updates(300)])
     assert original.state == "STOPPED"
     assert_repeated(original, rerun("first"))
 
 
-def test_a_run_that_was_stopped_and_resumed_with_another_length():
+def test_a_run_resumed_with_another_length_is_repeated():
     train(DQN, {"steps": 50_000}, runtime="processes", observers=[after_updates(200)])
     half = rerun("first")
     assert half.matched
@@ -119,7 +119,9 @@ def test_a_run_that_was_stopped_and_resumed_with_another_length():
 
 
 class Setter:
-    """An observer that sets hyperparameters once the learner has reported, and ends the run some updates after the answer."""
+    """An observer that sets hyperparameters once the learner has reported, and ends the run some updates after the
+    reply.
+    """
 
     def __init__(self, **values):
         self.values, self.posted, self.answer = values, False, None
@@ -135,8 +137,8 @@ class Setter:
 
 
 @pytest.mark.regression
-def test_hyperparameters_that_were_set_on_the_way_are_set_again_at_the_same_update():
-    """Once while it goes on, and once while it is stopped; both change what is learned from then on."""
+def test_hyperparameters_set_during_the_run_are_set_again_at_the_same_update():
+    """Once while it runs and once while it is stopped; both change all later updates."""
     setter = Setter(learning_rate=0.02, epsilon_end=0.5)
     stopped = train(DQN, {"steps": 10**9}, runtime="inline", observers=[setter])
     assert (stopped.state, setter.answer["obeyed"]) == ("STOPPED", True)
@@ -150,7 +152,7 @@ def test_hyperparameters_that_were_set_on_the_way_are_set_again_at_the_same_upda
 
 
 @pytest.mark.regression
-def test_a_run_that_was_resumed_with_what_cannot_be_set_on_the_way_is_refused():
+def test_a_run_resumed_with_other_settings_is_refused():
     train(DQN, {"steps": 500}, runtime="inline")
     store = RunDirectory.open("first").store
     store.post(COMMANDS, command_of({"max_grad_norm": 1.0}))
@@ -174,7 +176,7 @@ class Killer:
 
 
 @pytest.mark.slow
-def test_a_run_whose_learner_was_killed_and_resumed_by_itself():
+def test_a_run_whose_learner_was_killed_and_resumed_is_repeated():
     killer = Killer("learner", after=300)
     settings = {"restarts": 1, "checkpoint.every_s": 0.2, "steps": 6_000}
     original = train(DQN, settings, runtime="processes", observers=[killer])
@@ -184,7 +186,7 @@ def test_a_run_whose_learner_was_killed_and_resumed_by_itself():
 
 
 @pytest.mark.slow
-def test_a_run_whose_actor_was_killed():
+def test_a_run_whose_actor_was_killed_is_repeated():
     killer = Killer("actor-1")
     original = train(DQN, {"steps": 6_000}, runtime="processes", observers=[killer])
     assert killer.done
@@ -193,7 +195,7 @@ def test_a_run_whose_actor_was_killed():
 
 
 class Scaling:
-    """An observer that changes the number of actors, and waits each time until the learner has gone on."""
+    """An observer that changes the number of actors, and waits each time until the learner has continued."""
 
     def __init__(self, *counts):
         self.counts, self.after = list(counts), 0
@@ -207,8 +209,8 @@ class Scaling:
 
 @pytest.mark.regression
 @pytest.mark.slow
-def test_a_run_that_was_scaled_on_the_way():
-    """One actor comes, goes and comes back to where it was."""
+def test_a_run_that_was_scaled_is_repeated():
+    """One actor is added, removed, and added again at its former position."""
     scaling = Scaling(2, 1, 2)
     settings = {"actors": 1, "flow.max_actors": 2, "steps": 6_000}
     original = train(DQN, settings, runtime="processes", observers=[scaling])
@@ -217,7 +219,7 @@ def test_a_run_that_was_scaled_on_the_way():
     assert_repeated(original, rerun("first"))
 
 
-def test_a_run_that_reached_its_target_is_repeated_up_to_there():
+def test_a_run_that_reached_its_target_is_repeated_up_to_that_point():
     settings = {"target_return": 5.0, "steps": 100_000, "evaluation.every_steps": 2_000, "evaluation.max_share": 1.0}
     original = train(PPO, settings, runtime="inline")
     assert original.reason == "target_reached"
@@ -228,7 +230,7 @@ def test_a_run_that_reached_its_target_is_repeated_up_to_there():
 
 @pytest.mark.slow
 def test_a_killed_run_is_repeated_up_to_its_newest_checkpoint():
-    """What a kill leaves: intakes behind the last mark, half a line, and no summary that counts."""
+    """A kill leaves groups after the last mark, an incomplete line, and no valid summary."""
     original = train(DQN, {"checkpoint.every_episodes": 20}, runtime="inline")
     entries = lines(original)
     marks = [index for index, entry in enumerate(entries) if "mark" in entry]
@@ -243,8 +245,8 @@ def test_a_killed_run_is_repeated_up_to_its_newest_checkpoint():
     assert again.updates == entries[cut]["mark"]["updates"]
 
 
-def test_another_order_gives_other_weights_and_says_so():
-    """The log is what decides: the same segments side by side in another order are not the run that was recorded."""
+def test_another_order_gives_other_weights_and_is_reported():
+    """The log decides: the same segments in another order do not repeat the recorded run."""
     original = train(PPO, {"environment.vector": "loop"}, runtime="inline")
     entries = lines(original)
     for entry in entries:
@@ -256,7 +258,7 @@ def test_another_order_gives_other_weights_and_says_so():
     assert again.message == "the weights are not those of first"
 
 
-def test_a_log_that_leads_elsewhere_is_an_error_and_no_wait():
+def test_an_impossible_log_is_an_error_without_waiting():
     original = train(PPO, {"steps": 3_000}, runtime="inline")
     entries = lines(original)
     entries[-1]["mark"]["updates"] += 1
@@ -266,7 +268,7 @@ def test_a_log_that_leads_elsewhere_is_an_error_and_no_wait():
     assert "its log ended" in again.message
 
 
-def test_a_version_that_never_comes_is_an_error_and_no_wait():
+def test_a_missing_version_is_an_error_without_waiting():
     original = train(PPO, {"steps": 3_000}, runtime="inline")
     entries = lines(original)
     last = max(index for index, entry in enumerate(entries) if "take" in entry)
@@ -278,7 +280,7 @@ def test_a_version_that_never_comes_is_an_error_and_no_wait():
     assert "cannot be repeated here" in again.message
 
 
-def test_weights_of_another_run_come_along():
+def test_initial_weights_of_another_run_are_used_again():
     taught = run_experiment(resolve_config(("call", {**JUDGE, **PPO, "env": "CartPole-v1", "name": "taught", "actors": 1,
                                               "hidden": (16,), "runtime": "inline"})))  # fmt: skip
     original = train(PPO, {"init_from": "taught"}, runtime="processes")
@@ -286,7 +288,7 @@ def test_weights_of_another_run_come_along():
     assert_repeated(original, rerun("first"))
 
 
-def test_what_cannot_be_repeated_is_refused_with_nothing_written(tmp_path):
+def test_runs_that_cannot_be_repeated_are_refused_with_nothing_written(tmp_path):
     plain = train(PPO, {"flow.record_arrivals": False, "steps": 500}, name="plain", runtime="inline")
     with pytest.raises(UsageError, match="train it with --record-arrivals"):
         rerun("plain")
@@ -314,8 +316,8 @@ def test_what_cannot_be_repeated_is_refused_with_nothing_written(tmp_path):
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"first", plain.path.name}
 
 
-def test_an_actor_that_was_scaled_away_and_began_new_episodes_is_refused():
-    """A whole life that begins with new episodes is repeated so; an actor that does on the way is not."""
+def test_a_run_whose_scaled_actor_started_new_episodes_is_refused():
+    """A resume in which all actors start new episodes can be repeated; one actor doing so during a run cannot."""
     train(PPO, {"steps": 500}, runtime="inline")
     store = RunDirectory.open("first").store
     again = EventReport(run="first", kind="resume", role="actor-2", details={"how": "episode-boundary"})

@@ -1,4 +1,4 @@
-"""Runs that earlier versions left behind are opened, evaluated and resumed by this one (scripts/write_run_fixtures.py made them)."""
+"""Runs of earlier versions are opened, evaluated and resumed by this one (scripts/write_run_fixtures.py made them)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def run(version: str, algo: str, tmp_path: Path) -> Path:
     return tmp_path / algo
 
 
-def test_every_algorithm_of_the_first_version_is_there() -> None:
+def test_there_is_a_run_of_every_algorithm_of_the_first_version() -> None:
     names = "a2c a3c dhc dqn ppo r2d2 double-q expected-sarsa n-step-q q-lambda q-learning sarsa"
     assert {algo for version, algo in KNOWN if version == "runs-0.1"} == set(names.split())
 
 
 @pytest.mark.parametrize(("version", "algo"), rest_slow(*KNOWN))
-def test_it_is_evaluated_with_the_weights_that_it_ended_with(version: str, algo: str, run: Path) -> None:
+def test_an_earlier_run_is_evaluated_with_its_final_weights(version: str, algo: str, run: Path) -> None:
     judged = steppe.evaluate(run, episodes=2)
     assert judged["weights_sha256"] == KNOWN[version, algo]["weights_sha256"]
     assert np.isfinite(judged["return_mean"])
@@ -46,7 +46,7 @@ def test_it_is_evaluated_with_the_weights_that_it_ended_with(version: str, algo:
 
 
 @pytest.mark.parametrize(("version", "algo"), rest_slow(*KNOWN))
-def test_it_is_resumed(version: str, algo: str, run: Path) -> None:
+def test_an_earlier_run_can_be_resumed(version: str, algo: str, run: Path) -> None:
     before = KNOWN[version, algo]
     result = steppe.resume(run, steps=before["env_steps"] + 128)
     assert result.state == "SUCCEEDED"

@@ -1,4 +1,4 @@
-"""A run while its roles are started, which takes its time on a busy machine."""
+"""A run during the start of its roles, which can take long on a busy machine."""
 
 from __future__ import annotations
 

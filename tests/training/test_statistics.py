@@ -1,4 +1,4 @@
-"""Statistics of composed loops during and after runs of every kind. Ray and MPI run the same in their own suites."""
+"""Statistics of composed loops during and after all kinds of runs. Ray and MPI run the same tests in their own suites."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_statistics_are_right_during_and_after_a_run(kind: str, algo: str, runti
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "algo"), [("sync", "ppo"), ("async", "dqn")])
-def test_statistics_over_kafka(kind: str, algo: str, kafka: str) -> None:
+def test_statistics_are_right_over_kafka(kind: str, algo: str, kafka: str) -> None:
     require_right_statistics(kind, algo, **on(kafka))

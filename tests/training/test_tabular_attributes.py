@@ -1,4 +1,4 @@
-"""The attributes that readers of the classic-RL seed look for, before, during and after training."""
+"""The documented attributes of the classic interface before, during and after training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.tabular_envs import Corridor
 pytestmark = pytest.mark.integration
 
 
-def test_an_experience_buffer_shows_what_it_holds() -> None:
+def test_an_experience_buffer_shows_its_content() -> None:
     buffer = ExperienceBuffer(capacity=3)
     assert (len(buffer.buffer), buffer.buffer.maxlen, buffer.position) == (0, 3, 0)
     assert list(buffer.buffer) == []

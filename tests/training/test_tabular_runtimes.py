@@ -33,7 +33,7 @@ pytestmark = pytest.mark.integration
 GAMMA = 0.8
 
 
-def test_the_documented_signatures():
+def test_classic_learners_have_the_documented_signatures():
     def shape(function):
         return [
             (p.name, p.default) for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY
@@ -54,7 +54,7 @@ def test_the_documented_signatures():
     assert shape(DistAsyncQLearning.train)[1:] == [("env", empty), ("steps", empty)]
 
 
-def test_one_core_by_episodes_and_by_steps():
+def test_one_core_trains_by_episodes_and_by_steps():
     runtime = SingleThreadQLearning(OptimalQLearning, state_size=5, action_size=2, epsilon=0.3, seed=1)
     stats = runtime.train(Corridor(), episodes=30)
     assert isinstance(stats, TrainingStatistics)
@@ -74,7 +74,7 @@ def test_one_core_by_episodes_and_by_steps():
 
 
 @pytest.mark.parametrize("kind", [OptimalQLearning, NumpyQLearning, ListQLearning, SARSA, DoubleQLearning, Doubles])
-def test_one_core_with_every_learner_and_a_separate_environment_to_judge_in(kind):
+def test_every_learner_trains_on_one_core_with_a_separate_evaluation_environment(kind):
     env = maze()
     runtime = SingleThreadQLearning(kind, state_size=6, action_size=3, epsilon=0.5, seed=0)
     judge = maze()
@@ -89,7 +89,7 @@ def test_one_core_with_every_learner_and_a_separate_environment_to_judge_in(kind
         runtime.train(env, steps=10, validation_env=env)
 
 
-def test_bad_numbers():
+def test_invalid_numbers_are_refused():
     runtime = SingleThreadQLearning(state_size=5, action_size=2)
     for given in ({}, {"episodes": 1, "steps": 1}):
         with pytest.raises(ConfigError, match="either episodes or steps"):
@@ -112,14 +112,14 @@ def test_lists_cannot_be_shared():
             kind(ListQLearning, state_size=5, action_size=2)
 
 
-def test_mpi_that_is_not_installed(monkeypatch):
+def test_missing_mpi_is_reported_with_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'steppe\[mpi\]'"):
         DistAsyncQLearning(state_size=5, action_size=2)
 
 
-def test_processes_share_one_table_and_come_to_the_values_of_value_iteration():
-    """Two processes, 60,000 steps in total at random, rate falling to 0 (seed 5): every value within 0.25."""
+def test_processes_share_a_table_and_learn_the_values_of_value_iteration():
+    """Two processes, 60,000 random steps in total, learning rate falling to 0 (seed 5): every value within 0.25."""
     steps = 60_000
     runtime = ParallelQLearning(
         OptimalQLearning, num_processes=2, state_size=6, action_size=3, discount_factor=GAMMA, epsilon=1.0,
@@ -141,8 +141,8 @@ def test_processes_share_one_table_and_come_to_the_values_of_value_iteration():
 
 
 @pytest.mark.slow
-def test_any_number_of_runs_at_once():
-    """Three programs with two processes each, and a table each: everyone's values are those of its own discount."""
+def test_several_programs_can_train_at_once():
+    """Three programs with two processes and a table each: the values of each belong to its own discount."""
     gammas = (0.8, 0.5, 0.2)
     words = [[sys.executable, str(Path(__file__).with_name("parallel_program.py")), str(gamma)] for gamma in gammas]
     programs = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in words]
@@ -152,8 +152,8 @@ def test_any_number_of_runs_at_once():
         assert error.max() < 0.25, (gamma, error.round(2))
 
 
-def test_one_process_learns_what_one_core_would():
-    """The same words and the same episodes: what the run hands its worker is the stream named for it."""
+def test_one_process_learns_the_same_as_one_core():
+    """The same random numbers and episodes: the worker gets the stream that is named for it."""
     from steppe.algorithms.tabular.rng import WordStream
     from steppe.core.system import seeding
 
@@ -170,14 +170,14 @@ def test_one_process_learns_what_one_core_would():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Doubles, DoubleQLearning, SARSA])
-def test_other_tables_are_shared_too(kind):
+def test_other_kinds_of_tables_are_shared(kind):
     runtime = ParallelQLearning(kind, num_processes=2, epsilon=0.5, seed=2)
     runtime.train(maze, 3_000, runtime="inline", steps_per_sync=100)
     assert np.asarray(runtime.q_table).any()
     assert runtime.algorithm.step_count >= 3_000
 
 
-def test_compiled_games_in_processes():
+def test_compiled_games_train_in_processes():
     runtime = ParallelQLearning(num_processes=2, learning_rate=0.2, discount_factor=1.0, epsilon=0.3, epsilon_decay=1.0)
     runtime.train("steppe/TicTacToe-v0", 2_000_000, validation_episodes=5)
     first, second = exact_return(tictactoe(), runtime.algorithm)
@@ -185,7 +185,7 @@ def test_compiled_games_in_processes():
     assert runtime.result.actors == 2
 
 
-def test_a_killed_process_is_replaced_and_its_loss_told(tmp_path, monkeypatch):
+def test_a_killed_process_is_replaced_and_its_loss_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("FATAL_MARK", str(tmp_path / "mark"))
     told = []
 
@@ -203,7 +203,7 @@ def test_a_killed_process_is_replaced_and_its_loss_told(tmp_path, monkeypatch):
     np.testing.assert_allclose(runtime.q_table[3, 1], 1.0, atol=0.05)
 
 
-def test_bad_rewards_states_and_environments():
+def test_invalid_rewards_states_and_environments_are_refused():
     for kind in (NotANumber, Astray):
         with pytest.raises((NotFinite, RunFailed), match=r"reward is nan|outside the table"):
             ParallelQLearning(num_processes=1, seed=0).train(kind, 100)
@@ -215,13 +215,13 @@ def test_bad_rewards_states_and_environments():
         ParallelQLearning(num_processes=1, learning_rat=0.5).train(Corridor, 100)
 
 
-def test_a_table_that_no_memory_holds_is_named_before_it_is_made(monkeypatch):
+def test_a_table_larger_than_memory_is_refused_before_it_is_created(monkeypatch):
     monkeypatch.setattr("steppe.algorithms.tabular.memory_limits.free_memory_bytes", lambda: 1000)
     with pytest.raises(ConfigError, match=r"a table of 19683 states × 9 actions would take 692.0 KiB"):
         ParallelQLearning(num_processes=1).train("steppe/TicTacToe-v0", 100)
 
 
-def test_alone_without_mpiexec():
+def test_without_mpiexec_one_process_trains():
     runtime = DistAsyncQLearning(batch_size=8, sync_frequency=4, epsilon=1.0, epsilon_decay=1.0, seed=0)
     assert (runtime.rank, runtime.size) == (0, 1)
     env = Corridor()
@@ -231,7 +231,7 @@ def test_alone_without_mpiexec():
     np.testing.assert_allclose(runtime.q_table[3, 1], 1.0, atol=0.2)
 
 
-def test_the_environment_of_the_seed_is_taken_by_all():
+def test_all_learners_take_the_documented_environment():
     env = TicTacToeEnv(opponent="random")
     single = SingleThreadQLearning(state_size=env.observation_space_size, action_size=env.action_space_size)
     single.train(env, episodes=20)
@@ -240,7 +240,7 @@ def test_the_environment_of_the_seed_is_taken_by_all():
     alone.train(env, 100, validation_episodes=2)
 
 
-def test_a_table_in_the_composition_api():
+def test_a_table_trains_in_the_composition_api():
     from steppe import DistributedAgent, DistributedEnvironment, MainLoop
 
     environment = DistributedEnvironment(Corridor, num_workers=1, runtime="inline")

@@ -1,4 +1,6 @@
-"""What is refused is counted, told at most once a second, and kept in a topic of bounded size. No broker is needed."""
+"""Refused messages are counted, reported at most once a second, and kept in a topic of bounded size. No broker is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ pytestmark = pytest.mark.unit
 
 
 def message(topic: str) -> SimpleNamespace:
-    """As much of a message of Kafka's as is looked at."""
+    """The attributes of a Kafka message that are read."""
     said = {"value": b"{}", "headers": [], "partition": 0, "offset": 7, "timestamp": (0, 0), "key": None}
     return SimpleNamespace(topic=lambda: topic, **{name: lambda value=value: value for name, value in said.items()})
 
 
-def test_sums_are_told_at_most_once_a_second() -> None:
+def test_totals_are_reported_at_most_once_a_second() -> None:
     now, told = [0.0], []
     connection = KafkaConnection(KafkaConfig(address="127.0.0.1:9"), "run")
     letters = DeadLetterQueue(connection, "learner", told.append, lambda: now[0])

@@ -1,4 +1,6 @@
-"""Shared memory between real processes: kill -9 of a writer, rooms of the living and the dead, bells and words."""
+"""Shared memory between real processes: kill -9 of a writer, directories of running and dead processes, wakeups and
+commands.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ for _ in range(150):
 
 @contextmanager
 def running(script: str, *words: object):
-    """A Python process with its first line of output read, killed at the end whatever happened."""
+    """Yield a Python process whose first line of output was read; it is killed at the end in any case."""
     command = [sys.executable, "-c", script, *map(str, words)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -150,8 +152,8 @@ class TestChannel:
         assert channel.poll() is None
         wakeup.close()
 
-    def test_a_segment_seen_late_is_not_overtaken(self, shared_dir, channel, monkeypatch):
-        """The reader's first look passes slot 0 just before it is filled, and sees slot 1, which was filled after it."""
+    def test_a_segment_seen_late_keeps_its_place(self, shared_dir, channel, monkeypatch):
+        """The reader's first poll passes slot 0 just before it is filled, and sees slot 1, which was filled after it."""
         first = send(channel, RUN, 0, 0)
         second = send(channel, RUN, 0, 1)
         real, looks = np.flatnonzero, []
@@ -165,14 +167,14 @@ class TestChannel:
         monkeypatch.undo()
         require_equal(channel.poll(), second, header(RUN, 0, 1))
 
-    def test_it_holds_no_memory_that_nobody_wrote_to(self, shared_dir):
+    def test_unwritten_memory_is_not_allocated(self, shared_dir):
         """final_obs of large images costs nothing until an episode ends."""
         channel = ShmChannel(shared_dir, SPEC, RUN, 2, 50, create=True)
         used = os.stat(shared_dir / "channel").st_blocks * 512
         assert used < 10 * os.stat(shared_dir / "channel").st_blksize
         channel.close()
 
-    def test_closing_gives_every_handle_back(self, shared_dir):
+    def test_closing_releases_every_handle(self, shared_dir):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
             made = ShmChannel(shared_dir, SPEC, RUN, 2, 2, create=not (shared_dir / "channel").exists())
@@ -182,7 +184,7 @@ class TestChannel:
 
 
 class TestWeights:
-    def test_a_writer_killed_in_mid_publication_harms_nobody(self, shared_dir):
+    def test_a_writer_killed_in_mid_publication_leaves_the_store_usable(self, shared_dir):
         ShmWeights(shared_dir).publish("policy", some_weights(0))
         reader = ShmWeights(shared_dir)
         for version in (1, 5, 9):  # each time the next of the three buffers is left half written
@@ -197,7 +199,7 @@ class TestWeights:
                 successor.publish("policy", some_weights(following))
                 assert reader.newer_than("policy", following - 1).sha256() == some_weights(following).sha256()
 
-    def test_full_memory_is_one_sentence(self, shared_dir, monkeypatch):
+    def test_full_memory_is_reported_in_one_sentence(self, shared_dir, monkeypatch):
         def full(handle, start, size):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -233,14 +235,14 @@ class TestSharedDirs:
         remove_shared_dir(own)
 
     @pytest.mark.regression
-    def test_makers_and_sweepers_at_the_same_time(self):
-        """Every new room sweeps; none may take another's between its making and its lock."""
+    def test_concurrent_creation_and_cleanup(self):
+        """Every new directory deletes abandoned ones; none may delete another one between its creation and its lock."""
         makers = [subprocess.Popen([sys.executable, "-c", SHARED_DIR_MAKER], stderr=subprocess.PIPE) for _ in range(3)]
         for maker in makers:
             _, errors = maker.communicate(timeout=120)
             assert maker.returncode == 0, errors.decode()
 
-    def test_without_place_in_shared_memory_it_is_elsewhere(self, monkeypatch, tmp_path):
+    def test_without_shared_memory_another_directory_is_used(self, monkeypatch, tmp_path):
         monkeypatch.setattr(shared_dir_module.tempfile, "gettempdir", lambda: str(tmp_path))
         free = {Path("/dev/shm"): 10, tmp_path: 1000}
         monkeypatch.setattr(shutil, "disk_usage", lambda base: SimpleNamespace(free=free[Path(base)]))
@@ -261,13 +263,13 @@ class TestSharedDirs:
 
 
 class TestWakeupsAndControl:
-    def test_a_ring_before_the_wait_is_not_missed(self, shared_dir):
+    def test_a_wakeup_before_the_wait_is_not_missed(self, shared_dir):
         wakeup = Wakeup(shared_dir / "wakeup-x")
         Wakeup(shared_dir / "wakeup-x").ring()
         wakeup.wait(3600.0)
         wakeup.close()
 
-    def test_one_wait_answers_all_rings(self, shared_dir):
+    def test_one_wait_consumes_all_wakeups(self, shared_dir):
         owner, visitor = Wakeup(shared_dir / "wakeup-x"), Wakeup(shared_dir / "wakeup-x")
         for _ in range(100_000):  # more than the pipe holds
             visitor.ring()

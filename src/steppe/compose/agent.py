@@ -310,7 +310,7 @@ class DistributedAgent:
         }
 
     def reset_training_stats(self) -> None:
-        """Reset the statistics; what was learned stays."""
+        """Reset the statistics and keep the parameters."""
         self._stats, self._run, self._runs = _LearningStats(), None, dict(_NO_RUNS)
 
     def adopt_result(self, directory: RunDirectory, plan: Plan) -> None:

@@ -105,7 +105,7 @@ class AsyncAgent(DistributedAgent):
         self._thread.start()
 
     def stop_async_training(self) -> dict[str, Any]:
-        """Stop the training, load what was learned, and return the run's summary. Raises the fault of a failed run."""
+        """Stop the training, load the learned parameters, and return the run's summary. Raises the fault of a failed run."""
         if self._thread is None:
             raise UsageError("this agent is not being trained: start_async_training first")
         self._stopping.set()

@@ -144,7 +144,7 @@ class DistributedMainLoop(MainLoop):
 
 
 def make_cluster_server(cluster: ClusterConfig, resolved: ResolvedConfig) -> ParameterServer:
-    """Build the server of a cluster that trains what a configuration describes, from its checkpoint if there is one."""
+    """Build the server of a cluster for a configuration, from its checkpoint if there is one."""
     return build_parameter_server(cluster, *_initial_parameters(MainLoop.of(resolved)))
 
 

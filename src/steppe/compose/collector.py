@@ -171,7 +171,7 @@ def collect_episodes(
             for step in steps:
                 trajectory.add_step(step, max_steps_per_episode)
         collector.release(segments)
-        # An episode may never end by itself, and its environment would then contribute nothing more.
+        # An episode may never end, and its environment would then contribute nothing more.
         restart = all(trajectory.truncated_by_limit for trajectory in trajectories if trajectory.needs_more)
     ordered = [(number, index) for index, quota in enumerate(quotas) for number in range(quota)]
     return [trajectories[index].episodes[number] for number, index in sorted(ordered)]

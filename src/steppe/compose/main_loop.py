@@ -291,7 +291,7 @@ class MainLoop:
         return experiment.supervisor.handle if experiment and experiment.supervisor else None
 
     def _node_client(self) -> Any:
-        """Return the client of the cluster's server for this node's learner; None: the learner connects by itself."""
+        """Return the client of the cluster's server for this node's learner; None if the learner connects itself."""
         return None
 
     @property
@@ -321,7 +321,7 @@ class MainLoop:
         return self._playing or (self._experiment is not None and self._experiment.running)
 
     def _sync_own_server(self) -> None:
-        """Copy what was learned into the loop's own store, if that was created."""
+        """Copy the learned parameters into the loop's own store, if it exists."""
         if self._store is not None:
             push_difference(self._store, self.agent.get_policy_parameters())
 

@@ -143,7 +143,7 @@ class ManualTrainer:
 
 
 def _push_requirements(server: Any) -> tuple[str, bool]:
-    """Return what a server takes, and whether it weights pushes; a user's own server takes plain gradients."""
+    """Return the kind of update that a server accepts, and whether it weights pushes; a custom server gets gradients."""
     description = server.description() if hasattr(server, "description") else {}
     description = server.about(LOOP_WORKER_ID) if hasattr(server, "about") else description
     return server.get_server_stats().get("takes", "gradients"), bool(description.get("uses_weights", False))

@@ -65,7 +65,7 @@ def load_server_parameters(agent: Agent, arrays: dict[str, np.ndarray]) -> None:
 
 
 def make_own_server(parameters: dict[str, np.ndarray]) -> ParameterServer:
-    """Create the store of a loop that was given no server: it receives what the loop learns, as one worker's deltas."""
+    """Create the store of a loop without a server: it receives the loop's updates as the deltas of one worker."""
     from steppe.params.server import ParameterServer
 
     server = ParameterServer(parameters, "federated", update_frequency=1)

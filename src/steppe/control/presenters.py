@@ -118,7 +118,7 @@ def present_actors(view: RunView) -> models.Actors:
 
 
 def _actor_state(report: ActorReport, desired: int, now: float) -> str:
-    """Return `stopped` for an actor that was scaled away, `silent` for one that should report and does not."""
+    """Return `stopped` for an actor that was removed by scaling, `silent` for one whose reports are overdue."""
     if now - report.time_s < READY_S or report.state == "stopped":
         return report.state
     return "stopped" if report.actor >= desired else "silent"

@@ -1,4 +1,4 @@
-"""The runs of a service: their directories, cached views, and the database of what was requested of them."""
+"""The runs of a service: their directories, cached views, and the database of their operations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunRepository:
         return self.cached(run).view()
 
     def forget(self, run: str) -> None:
-        """Drop what is cached of a run."""
+        """Drop the cached view of a run."""
         self._cache.forget(run)
         self._entries.pop(run, None)
 

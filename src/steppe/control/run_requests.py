@@ -44,7 +44,7 @@ class RequestResolver:
         return registered + [models.Environment(id=name, **unknown) for name in self._bounds.modules]
 
     def resolve(self, request: models.RunRequest, kafka: KafkaConfig | None) -> tuple[RunConfig, dict[str, str]]:
-        """Return the configuration and the source of each value; raises ConfigError for what is not allowed here.
+        """Return the configuration and the source of each value; raises ConfigError for settings that are not allowed here.
 
         `kafka` has the brokers of runs over Kafka, if there are any.
         """

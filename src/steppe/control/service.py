@@ -183,7 +183,7 @@ class Service:
 
     @operation("control")
     def scale_actors(self, run: str, count: int, issuer: str, expected: int | None = None) -> models.Operation:
-        """Change the number of actors while the run continues; what they have collected is learned from."""
+        """Change the number of actors while the run continues; segments of removed actors are still learned from."""
         scale = supported(self.backend.capabilities.scale_actors)
         return self._present(scale(self._runs.directory(run), count, issuer, expected))
 

@@ -22,7 +22,7 @@ class TimeTotals:
     lags: dict[int, int] = field(default_factory=dict)  # versions behind → segments learned from
 
     def since(self, before: TimeTotals) -> TimeTotals:
-        """Return what was spent since an earlier total."""
+        """Return the time spent since an earlier total."""
         return TimeTotals(
             self.time_s - before.time_s,
             {role: _difference(spent, before.phases.get(role, {})) for role, spent in self.phases.items()},

@@ -241,7 +241,7 @@ class RunDirectory:
             (self.path / RESERVE).write_bytes(bytes(RESERVE_BYTES))
 
     def free_reserve(self) -> None:
-        """Free the space that was set aside, for what is written next."""
+        """Free the reserved disk space for the next writes."""
         (self.path / RESERVE).unlink(missing_ok=True)
 
     def _initialize(self, config: RunConfig, sources: dict[str, str], extra: Mapping[str, Any]) -> None:

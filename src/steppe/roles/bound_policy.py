@@ -1,4 +1,4 @@
-"""A policy together with the environment that it acts in: what the two exchange besides observations and actions.
+"""A policy together with the environment that it acts in, and their optional inputs besides observations and actions.
 
 Which of it the two support is found out once, when they are bound.
 """

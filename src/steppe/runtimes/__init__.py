@@ -28,7 +28,7 @@ def find_launcher(runtime: str) -> Callable[..., Any]:
 
 
 def prepare(runtime: str, *, torch: bool) -> None:
-    """Start what the runtime can start before a run is planned: the fork server imports meanwhile, torch if needed."""
+    """Start the runtime's processes that need no plan: the fork server imports meanwhile, including torch if needed."""
     if capabilities_of(runtime).fork_server:
         from steppe.runtimes.processes.supervisor import start_fork_server
 

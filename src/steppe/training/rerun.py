@@ -47,7 +47,7 @@ class RecordedRun:
 
 @typechecked
 def rerun(run: str | Path, observers: Sequence[Observer] = ()) -> RunResult:
-    """Learn again what a recorded async run learned, as a new run next to it, and compare the weights.
+    """Repeat a recorded async run as a new run next to it, and compare the weights.
 
     The result has `rerun_of`, `expected_sha256` and `matched` in addition to the fields of every run.
     """
@@ -141,7 +141,7 @@ def _restart_only_changes(directory: RunDirectory) -> list[tuple[int, str]]:
 def _require_unbroken_episodes(directory: RunDirectory) -> None:
     """Raise UsageError if an actor started new episodes at a time that the log does not record.
 
-    That happens after an actor was killed, or scaled away and started again. An attempt that starts with new episodes
+    That happens after an actor was killed, or was removed by scaling and added again. An attempt that starts with new episodes
     as a whole can be repeated.
     """
     killed: set[str] = set()

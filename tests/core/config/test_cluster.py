@@ -83,7 +83,7 @@ def test_in_ray_and_mpi_the_first_node_has_the_server() -> None:
         ({"nodes": [""]}, "cluster.nodes"),
     ],
 )
-def test_mistakes_are_one_sentence(changes: dict, words: str) -> None:
+def test_invalid_arguments_are_refused_in_one_sentence(changes: dict, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_cluster({**PLAIN, **changes})
     assert words in str(caught.value)

@@ -252,6 +252,6 @@ def test_games_are_listed():
         ({"vector": "native"}, "can neither be saved nor continue a game after a lost life"),
     ],
 )
-def test_mistakes_get_one_sentence(options, words):
+def test_invalid_arguments_are_refused_in_one_sentence(options, words):
     with pytest.raises(ConfigError, match=words):
         make_segment_env("ALE/Pong-v5", EnvConfig(**options), 1, np.random.SeedSequence(0))

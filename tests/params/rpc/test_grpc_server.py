@@ -49,7 +49,7 @@ def serving(size: int = 4, *, token=None, tls=None, **given) -> Iterator[tuple[P
         server.close()
 
 
-def test_a_client_does_what_the_server_does(tmp_path: Path) -> None:
+def test_a_client_has_the_methods_of_the_server(tmp_path: Path) -> None:
     with serving(checkpoint_path=tmp_path / "server.ckpt") as (server, url), ParameterClient(url) as client:
         assert client.is_serving()
         assert client.register_worker("a")
@@ -95,8 +95,8 @@ def test_synchronous_rounds_over_the_network() -> None:
         assert server.get_server_stats()["accepted_pushes"] == 6
 
 
-def test_a_pull_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round that ends meanwhile is in both, the weights and the round that come with them, or in neither."""
+def test_a_pull_is_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that ends meanwhile is in both the weights and the round of the reply, or in neither."""
     with serving(rounds=Rounds(synchronous=True)) as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         pushing, pull = threading.Thread(target=lambda: server.push_gradients("a", ones())), server.pull
@@ -173,7 +173,7 @@ def test_a_private_server_requires_one_token_per_client(tmp_path: Path) -> None:
     server.close()
 
 
-def test_tls(tls: Tls, other_tls: Tls) -> None:
+def test_connections_use_tls(tls: Tls, other_tls: Tls) -> None:
     with serving(tls=tls) as (_, url):
         with ParameterClient(url, ca=tls.certificate) as client:
             assert client.register_worker("a")
@@ -197,13 +197,13 @@ def test_tls(tls: Tls, other_tls: Tls) -> None:
         ({"tls": Tls("absent.pem", "absent.key")}, "absent.key cannot be read"),
     ],
 )
-def test_what_protects_nothing_does_not_start(settings: dict, words: str) -> None:
+def test_unprotected_servers_do_not_start(settings: dict, words: str) -> None:
     server = ParameterServer({"w": np.zeros(2)})
     with pytest.raises(ConfigError, match=words):
         server.start_server(**{"port": 0, **settings})
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_a_used_port_is_reported_in_one_sentence() -> None:
     with serving() as (_, url):
         other = ParameterServer({"w": np.zeros(2)})
         with pytest.raises(UsageError, match="is the port in use"):
@@ -211,7 +211,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:1", "http://localhost:1", "grpc://localhost", "grpc://localhost:x"])
-def test_wrong_addresses(url: str) -> None:
+def test_wrong_addresses_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):
         ParameterClient(url)
 
@@ -344,7 +344,7 @@ def test_clients_retry_when_the_server_is_overloaded(monkeypatch: pytest.MonkeyP
         assert server.version == 40
 
 
-def test_sixty_four_workers() -> None:
+def test_sixty_four_workers_can_push() -> None:
     with serving(size=25_000) as (server, url):
         push_from_many(url, workers=64, pushes=2, size=25_000)
         assert server.version == 128
@@ -483,7 +483,7 @@ def test_a_round_does_not_wait_for_a_killed_worker() -> None:
         assert server.get_server_stats()["abandoned_rounds"] == 0
 
 
-def test_no_server_is_unreachable() -> None:
+def test_a_missing_server_is_reported_as_unreachable() -> None:
     with serving() as (_, url):
         pass
     with ParameterClient(url, token=TOKEN, retry_s=0.0) as client:
@@ -554,7 +554,7 @@ def test_contradictory_messages_are_refused_with_a_reason(fields: dict) -> None:
         ({"version": 0, "refusal": {"reason": "not_finite", "message": "words"}}, False),
     ],
 )
-def test_fuzzed_pushes_can_be_good(fields: dict, accepted: bool) -> None:
+def test_some_fuzzed_pushes_are_accepted(fields: dict, accepted: bool) -> None:
     """The two tests above would pass if nothing were ever answered."""
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
@@ -574,7 +574,7 @@ def test_fuzzed_pushes_can_be_good(fields: dict, accepted: bool) -> None:
         ({"refusal": {"reason": "pushed_twice"}}, "is one of wrong_shape"),
     ],
 )
-def test_a_push_that_contradicts_itself_is_damaged(fields: dict, words: str) -> None:
+def test_a_contradictory_push_is_reported_as_damaged(fields: dict, words: str) -> None:
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
     kind, message = handle_call(server, "Push", encode(pb.PushRequest(worker="a", **fields)))
@@ -583,7 +583,7 @@ def test_a_push_that_contradicts_itself_is_damaged(fields: dict, words: str) -> 
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 1 << 14, CHUNK])
-def test_appended_values_are_what_protobuf_reads(size: int) -> None:
+def test_protobuf_reads_the_appended_values(size: int) -> None:
     values = bytes(range(256)) * (size // 256) + bytes(size % 256)
     request = push_of(number=7)
     assert pb.PushRequest.FromString(encode(request, values)) == push_of(number=7, values=values)

@@ -46,7 +46,7 @@ def sharing(directory: Path | None = None, **given) -> Iterator[tuple[ParameterS
         server.close()
 
 
-def test_a_client_does_what_the_server_does(tmp_path: Path) -> None:
+def test_a_client_has_the_methods_of_the_server(tmp_path: Path) -> None:
     with sharing(checkpoint_path=tmp_path / "server.ckpt") as (server, url), ParameterClient(url) as client:
         assert client.is_serving()
         assert client.register_worker("a")
@@ -83,7 +83,7 @@ def test_a_client_does_what_the_server_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("pushes", [1, 3])
-def test_the_numbers_are_those_of_a_server_in_this_process(optimizer: str, pushes: int) -> None:
+def test_results_equal_those_of_a_server_in_this_process(optimizer: str, pushes: int) -> None:
     stream = np.random.default_rng(0)
     plain = ParameterServer(params(), update_frequency=pushes, optimizer=optimizer)
     plain.register_worker("a")
@@ -130,7 +130,7 @@ def test_numbers_are_summed_over_workers() -> None:
         )
 
 
-def test_by_steps_nothing_happens_until_it_is_called() -> None:
+def test_a_stepped_server_does_nothing_until_it_is_stepped() -> None:
     server = ParameterServer(params(), update_frequency=1)
     url = server.share(by_steps=True)
     assert not server.serve_step()
@@ -152,7 +152,7 @@ def test_by_steps_nothing_happens_until_it_is_called() -> None:
         server.serve_step()
 
 
-def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
+def test_parameters_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:
     plan = PrivacyPlan(tmp_path / "ledger.json", epsilon=100.0, expected_clients=2)
     private = FederatedParameterServer({"w": np.zeros(4)}, differential_privacy=True, privacy=plan)
     with pytest.raises(ConfigError, match="has to know who pushes"):
@@ -254,7 +254,7 @@ def test_a_reader_never_sees_half_a_version() -> None:
     assert not torn
 
 
-def test_a_copy_is_made_again_when_two_versions_came_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_repeated_after_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with sharing(tmp_path / "shared") as (server, _):
         server.register_worker("a")
         memory = SharedParameters(tmp_path / "shared" / "parameters")

@@ -1,4 +1,4 @@
-"""Two roles that know what they spent on what, sampled in a process of their own: prints both accounts as JSON."""
+"""Two roles that measure their own time, sampled in a separate process: prints both results as JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def long_call():
 
 
 class Worker:
-    """Does its parts in every step, until it has had its time."""
+    """Executes its parts in every step until its time is up."""
 
     def __init__(self, name, *parts):
         self.name, self.parts, self.done = name, parts, False

@@ -1,4 +1,4 @@
-"""Which rule speaks for which shares, and the shares of runs whose reports are written by hand."""
+"""Which rule applies to which shares of time, and the shares of runs whose reports are written by hand."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rule", "measured", "said"), CASES)
-def test_the_rule_that_speaks(rule, measured, said):
+def test_shares_select_the_rule(rule, measured, said):
     found = diagnose(measured)
     assert (found.rule, said in found.sentence) == (rule, True), found
 
@@ -96,7 +96,7 @@ def test_sentences_are_one_line_without_a_full_stop():
         assert not sentence.endswith(".")
 
 
-def test_waste_is_told_before_speed_and_sleeping_is_no_crowd():
+def test_waste_is_reported_before_speed_and_sleeping_processes_are_no_overload():
     assert diagnose(replace(ASYNC, **SATED, dropped=0.2, checkpoints=0.2)).rule == "dropped"
     asleep = replace(ASYNC, **HUNGRY, env=0.95, busy=16.5, actors=16, cores=2, used_cores=0.4)
     assert diagnose(asleep).rule == "environment"
@@ -167,7 +167,7 @@ def test_shares_of_a_run_in_processes(run):
     assert found.used_cores == pytest.approx(0.3 + 0.4 + 0.5 + 0.25)
 
 
-def test_where_acting_and_learning_share_a_thread_evaluation_is_no_waiting(run):
+def test_evaluation_in_the_learner_thread_is_not_waiting(run):
     directory = run(runtime="inline", mode="single", actors=1)
     post_actor(directory, 0, 2.0, 1.0, 7.0, 0.0)  # 3 s of acting, 1 s of learning, 6 s of evaluation
     post_learner(directory, 9.0, 0.0, 1.0, 0.0, 0.0)
@@ -177,7 +177,7 @@ def test_where_acting_and_learning_share_a_thread_evaluation_is_no_waiting(run):
     assert diagnose(found).rule == "evaluation"
 
 
-def test_time_adds_up_over_restarts_and_lives(run):
+def test_time_adds_up_over_restarts_and_resumes(run):
     directory = run(actors=1)
     post_actor(directory, 0, 1.0, 0.0, 0.0, 0.0, at=1.0)
     post_learner(directory, 4.0, 0.0, 0.0, 0.0, 0.0, at=1.0)

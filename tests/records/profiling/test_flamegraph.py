@@ -1,4 +1,4 @@
-"""Flame graphs, read back as XML: widths, places and words against sums done by hand."""
+"""Flame graphs, read back as XML: widths, positions and labels compared with sums calculated by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STACKS = {
 
 
 def frames(text):
-    """Full name → (title, rectangle)."""
+    """Return full name → (title, rectangle)."""
     found = {}
     for group in ElementTree.fromstring(text).iter(f"{SVG}g"):
         title = group.find(f"{SVG}title").text
@@ -31,7 +31,7 @@ def frames(text):
     return found
 
 
-def test_every_frame_is_as_wide_as_it_took_long():
+def test_width_of_a_frame_is_its_time():
     found = frames(flame_svg("actor-0", STACKS))
     whole = found["actor-0"][1]["width"]
     shares = {"m.A.step": 0.8, "m.A.act": 0.4, "torch.nn.f": 0.4, "numpy.g": 0.1, "m.B<T>.<locals>.h": 0.2}
@@ -55,7 +55,7 @@ def test_titles_have_share_seconds_and_own_time():
     assert found["m.A.step"][0] == "m.A.step: 80.0 %, 8.00 s"
 
 
-def test_waiting_is_told_and_not_drawn():
+def test_waiting_is_mentioned_and_not_drawn():
     text = flame_svg("learner", STACKS)
     assert "learner: 10.0 s at work; 30.0 s of waiting are not drawn" in text
     assert WAITING not in frames(text)
@@ -67,21 +67,21 @@ def test_labels_fit_their_frames():
         assert text is None or 6 * len(text.text) <= width
 
 
-def test_nothing_sampled_is_a_picture_too():
+def test_an_empty_profile_can_be_drawn():
     assert frames(flame_svg("manager", {})) == {}
     assert "manager: 0.0 s at work" in flame_svg("manager", {})
 
 
-def test_what_is_too_narrow_is_left_out():
+def test_too_narrow_frames_are_omitted():
     found = frames(flame_svg("actor-0", {("m.long",): 10_000.0, ("m.short",): 1.0}))
     assert found.keys() == {"actor-0", "m.long"}
 
 
-def test_a_function_called_from_two_places_is_one_of_the_busiest():
+def test_times_of_a_function_with_two_callers_are_added():
     stacks = {("a", "x"): 1.0, ("b", "x"): 2.0, ("a",): 2.5, (WAITING,): 99.0}
     assert top_functions(stacks, 2) == [("x", 3.0), ("a", 2.5)]
 
 
-def test_the_tree_joins_what_stacks_have_in_common():
+def test_common_parts_of_stacks_are_merged():
     root = build_call_tree("role", {("a", "b"): 1.0, ("a", "c"): 2.0})
     assert (root.seconds, root.calls["a"].seconds, sorted(root.calls["a"].calls)) == (3.0, 3.0, ["b", "c"])

@@ -1,4 +1,4 @@
-"""The sampling profiler, in processes of its own, against what the sampled code measured itself."""
+"""The sampling profiler in separate processes, compared with what the sampled code measured itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def in_function(stacks, name):
 
 
 @pytest.mark.slow
-def test_time_is_charged_to_the_functions_and_roles_that_took_it(tmp_path):
+def test_time_is_assigned_to_the_functions_and_roles_that_used_it(tmp_path):
     told = json.loads(python(ROLES, tmp_path / "profile", 3).stdout)
     total = sum(told.values())
     for role, parts in PARTS.items():
@@ -46,7 +46,7 @@ def test_stacks_begin_with_the_roles_step(tmp_path):
     assert {stack[0] for stack in stacks} == {"__main__.Worker.step"}
 
 
-def test_a_later_life_adds_to_an_earlier_one(tmp_path):
+def test_a_resumed_run_adds_to_its_profile(tmp_path):
     earlier = {("an.earlier.life",): 100.0, ("__main__.Worker.step",): 50.0}
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile" / "actor-0.txt").write_text(format_collapsed(earlier))
@@ -57,13 +57,13 @@ def test_a_later_life_adds_to_an_earlier_one(tmp_path):
     assert sum(stacks.values()) > 150.0
 
 
-def test_what_is_not_profiled_is_stepped_as_it_is():
+def test_roles_without_profiling_are_unchanged():
     roles = [object(), object()]
     with sample_roles(roles, None, "learner") as same:
         assert same == roles
 
 
-def test_collapsed_stacks_are_read_back_and_half_lines_passed_over(tmp_path):
+def test_collapsed_stacks_are_read_back_and_incomplete_lines_skipped(tmp_path):
     stacks = {("a", "b c"): 0.25, ("a",): 1.5}
     (tmp_path / "x.txt").write_text(format_collapsed(stacks) + "half a li")
     assert format_collapsed(stacks) == "a 1500000\na;b c 250000\n"
@@ -71,7 +71,7 @@ def test_collapsed_stacks_are_read_back_and_half_lines_passed_over(tmp_path):
     assert read_stacks(tmp_path / "none.txt") == {}
 
 
-def test_the_signal_is_given_back_and_nothing_rings_afterwards(tmp_path):
+def test_the_signal_handler_is_restored_and_the_timer_stopped(tmp_path):
     script = """
         import signal, sys, time
         from pathlib import Path
@@ -94,7 +94,7 @@ def test_the_signal_is_given_back_and_nothing_rings_afterwards(tmp_path):
         ("make = threaded", "samples the main thread only"),
     ],
 )
-def test_where_it_cannot_sample_it_says_so(tmp_path, preparation, said):
+def test_unsupported_sampling_is_reported(tmp_path, preparation, said):
     script = f"""
         import concurrent.futures, signal, sys
         from pathlib import Path
@@ -113,7 +113,7 @@ def test_where_it_cannot_sample_it_says_so(tmp_path, preparation, said):
     assert said in python("-c", textwrap.dedent(script), tmp_path).stdout
 
 
-def test_a_full_or_missing_place_ends_nothing(tmp_path):
+def test_a_full_disk_or_missing_directory_does_not_end_the_run(tmp_path):
     (tmp_path / "profile").write_text("a file where the directory should be")
     done = python(ROLES, tmp_path / "profile", 0.2)
     assert "the profile could not be written" in done.stderr

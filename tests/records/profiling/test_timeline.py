@@ -47,7 +47,7 @@ def test_spans_are_read_from_the_event_log_in_order(tmp_path):
     assert found == sorted(SPANS, key=lambda span: (span.start_s, span.role))
 
 
-def test_every_span_is_a_bar_whose_place_is_its_time():
+def test_every_span_is_a_bar_at_its_time():
     found = bars(parsed(width=1130))  # 1,000 pixels for one second
     assert len(found) == len(SPANS)
     by_title = {bar.find(f"{SVG}title").text: bar for bar in found}
@@ -67,7 +67,7 @@ def test_lanes_are_actors_by_number_then_learner_then_the_rest():
     assert sorted(heights, key=heights.get) == lanes
 
 
-def test_the_legend_names_every_phase_and_bars_carry_words():
+def test_the_legend_names_every_phase_and_bars_have_titles():
     words = texts(parsed(title="sync & PPO"))
     assert {"collect", "learn", "evaluate", "a <new> & odd phase", "sync & PPO"} <= set(words)
     assert "wait" not in words
@@ -75,16 +75,16 @@ def test_the_legend_names_every_phase_and_bars_carry_words():
     assert "collect 0·v0" in words
 
 
-def test_it_adapts_to_a_dark_page():
+def test_colors_adapt_to_dark_mode():
     assert "prefers-color-scheme:dark" in timeline_svg(SPANS)
 
 
-def test_a_window_cuts_off_what_is_later():
+def test_a_window_excludes_later_spans():
     found = bars(parsed(width=1130, window_s=0.45))
     assert len(found) == 3
     assert max(float(bar.get("x")) + float(bar.get("width")) for bar in found) <= 1110.01
 
 
-def test_without_spans_it_says_how_to_record_them():
+def test_without_spans_the_message_says_how_to_record_them():
     with pytest.raises(ValueError, match="trace_spans"):
         timeline_svg([])

@@ -1,4 +1,4 @@
-"""Reference results: scores, prediction bands against a t table, and files that are refused with a sentence."""
+"""Reference results: scores, prediction bands compared with a t table, and files that are refused with a message."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_a_score_is_of_the_final_weights_the_best_or_exact():
         score_of(msgspec.structs.replace(EXPERIMENT, score="exact"), result(1, 10.0))
 
 
-def test_the_band_is_students_prediction_interval():
+def test_the_band_is_the_prediction_interval_of_students_t():
     """Scores 90, 100, 110: mean 100, s 10; t(2 degrees, 99.5 %) = 9.92484 from a printed table."""
     scores = [result(seed, mean) for seed, mean in ((1, 90.0), (2, 100.0), (3, 110.0))]
     one = prediction_band(EXPERIMENT, scores)
@@ -60,7 +60,7 @@ def test_the_band_is_students_prediction_interval():
     )
 
 
-def test_seeds_that_agree_give_no_empty_band():
+def test_equal_scores_give_no_empty_band():
     band = prediction_band(EXPERIMENT, [result(seed, 500.0) for seed in (1, 2, 3)])
     assert band.low < 500 - 9.9 * 2.5 < 500 < band.high
     noisy = prediction_band(EXPERIMENT, [result(seed, 500.0, std=100.0) for seed in (1, 2, 3)])
@@ -79,7 +79,7 @@ def test_seeds_of_different_settings_are_not_combined():
         make_reference(EXPERIMENT, [result(1, 4.0), result(2, 5.0, config={"agent.gamma": 0.9})], {}, {})
 
 
-def test_what_cannot_be_read_is_named(tmp_path):
+def test_unreadable_files_are_named(tmp_path):
     path = tmp_path / "one.json"
     write_record(path, msgspec.structs.replace(result(1, 1.0), format=99))
     with pytest.raises(DamagedFile, match="format 99"):

@@ -1,4 +1,4 @@
-"""Statistics of few runs against scipy's own, and against values computed by hand."""
+"""Statistics of few runs compared with those of scipy and with values calculated by hand."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def runs(seed, *sizes):
 
 
 @pytest.mark.parametrize("size", range(1, 12))
-def test_the_interquartile_mean_is_scipys_trimmed_mean(size):
+def test_the_interquartile_mean_equals_scipys_trimmed_mean(size):
     values = runs(size, size)[0]
     assert interquartile_mean(values) == pytest.approx(stats.trim_mean(values, 0.25))
 
@@ -47,7 +47,7 @@ def test_intervals_of_one_environment_agree_with_scipys_bootstrap():
         assert found.value == pytest.approx(float(statistic(values)))
 
 
-def test_runs_are_drawn_within_their_environment():
+def test_runs_are_resampled_within_their_environment():
     """Without spread within environments there is no uncertainty, however different the environments are."""
     found = estimate([np.full(5, 1.0), np.full(5, 9.0)], mean)
     assert (found.low, found.value, found.high) == (5.0, 5.0, 5.0)
@@ -66,7 +66,7 @@ def test_the_same_scores_give_the_same_interval():
     assert estimate(strata, median) == estimate([stratum.copy() for stratum in strata], median)
 
 
-def test_the_probability_of_improvement_is_the_mann_whitney_statistic():
+def test_the_probability_of_improvement_equals_the_mann_whitney_statistic():
     one, other = runs(5, 7, 9)
     statistic = stats.mannwhitneyu(one, other).statistic
     assert probability_of_improvement([one], [other]).value == pytest.approx(statistic / (7 * 9))

@@ -1,4 +1,4 @@
-"""What a role shows of itself over HTTP, and the lines it prints."""
+"""The HTTP endpoint of a role, and the lines that it prints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_health_and_readiness_are_those_of_the_role(shown, monkeypatch):
     def status(path):
         return httpx.get(shown.address + path).status_code
 
-    assert (status("/healthz"), status("/readyz")) == (200, 503)  # it waits for its run: alive, and not at work
+    assert (status("/healthz"), status("/readyz")) == (200, 503)  # waiting for its run: alive and not ready
     shown.heartbeat()
     assert (status("/healthz"), status("/readyz")) == (200, 200)
     monkeypatch.setattr(role_endpoint, "HANG_S", -1.0)
@@ -54,7 +54,7 @@ def test_health_and_readiness_are_those_of_the_role(shown, monkeypatch):
     assert status("/secrets") == 404
 
 
-def test_what_it_reports_is_shown_and_passed_on(shown):
+def test_reports_are_shown_and_passed_on(shown):
     kept = Kept()
     board = shown.observe(kept)
     report = ActorReport(run="demo", actor=2, epoch=0, version=4, sequence=1, env_steps=77)
@@ -78,12 +78,12 @@ def test_events_are_lines_with_run_role_and_version(shown):
     assert line == {**about, "kind": "checkpoint", "details": {"number": 3}}
 
 
-def test_a_port_that_is_taken_is_one_clear_sentence(shown):
+def test_a_used_port_is_reported_in_one_sentence(shown):
     with pytest.raises(UsageError, match="--metrics-port"):
         RoleEndpoint("demo", "actor").serve(int(shown.address.rpartition(":")[2]), "127.0.0.1")
 
 
-def test_without_prometheus_client_the_sentence_names_the_extra(monkeypatch):
+def test_without_prometheus_client_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "steppe.records.telemetry.prometheus", raising=False)
     endpoint = RoleEndpoint("demo", "actor", lines=io.StringIO())

@@ -1,4 +1,4 @@
-"""Spans as a collector gets them: OTLP over HTTP, decoded here by OpenTelemetry's own protobuf, from real processes."""
+"""Spans as a collector receives them: OTLP over HTTP from real processes, decoded by OpenTelemetry's own protobuf."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def environ(**more):
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_every_role_of_a_run_sends_what_it_did(collector, tmp_path):
+def test_every_role_of_a_run_sends_its_spans(collector, tmp_path):
     words = ["train", "CartPole-v1", "--runtime", "processes", "--mode", "async", "--actors", "1", "--envs", "4"]
     words += ["--name", "traced", "-s", "steps=3000", "-s", "hidden=[8]", "-s", "evaluation.episodes=1"]
     began = time.time_ns()
@@ -102,7 +102,7 @@ def test_every_role_of_a_run_sends_what_it_did(collector, tmp_path):
 
 
 @pytest.mark.integration
-def test_off_it_loads_nothing_and_a_collector_that_is_away_does_no_harm():
+def test_disabled_tracing_loads_nothing_and_a_missing_collector_changes_nothing():
     program = """
 import sys
 from steppe.records.telemetry.tracing import shutdown_tracing, make_span_recorder
@@ -131,7 +131,7 @@ shutdown_tracing()
         ({ENDPOINT: "http://there:4318", "OTEL_SDK_DISABLED": "TRUE"}, False),
     ],
 )
-def test_the_usual_variables_switch_it(variables, on):
+def test_the_standard_variables_enable_and_disable_tracing(variables, on):
     assert is_tracing_enabled(variables) is on
 
 
@@ -140,13 +140,13 @@ def test_the_usual_variables_switch_it(variables, on):
     "variables",
     [{"OTEL_TRACES_EXPORTER": "zipkin"}, {ENDPOINT: "http://x:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}],
 )
-def test_what_is_not_done_here_is_refused_and_not_ignored(variables):
+def test_unsupported_settings_are_refused(variables):
     with pytest.raises(ConfigError, match="traces are sent by"):
         is_tracing_enabled(variables)
 
 
 @pytest.mark.unit
-def test_a_missing_extra_is_one_clear_sentence(monkeypatch):
+def test_a_missing_extra_is_reported_in_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(MissingExtra, match=r"steppe\[otel\]"):
         make_span_recorder("r", "learner", {ENDPOINT: "http://there:4318"})

@@ -1,4 +1,4 @@
-"""Where gradients become weights: the same as one learner with everybody's batch, every push accounted for, none twice."""
+"""The learner that applies gradients: it equals one learner with the joint batch, and every push is accounted for once."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def parameters(agent):
 
 
 @pytest.mark.parametrize("algo", ["a2c", "dqn"])
-def test_a_round_of_workers_is_one_learner_with_the_joint_batch(algo):
-    """Eight updates, clipped and by Adam: the store's parameters are those of the agent's own optimizer to float tolerance."""
+def test_a_round_of_workers_equals_one_learner_with_the_joint_batch(algo):
+    """Eight updates with clipping and Adam: the parameters are those of the agent's own optimizer to float tolerance."""
     config = config_of(algo, **{"params.in_rounds": True})
     store, alone = store_of(config), agent_of(config)
     for number in range(8):
@@ -101,12 +101,12 @@ def test_a_round_of_workers_is_one_learner_with_the_joint_batch(algo):
     assert not np.allclose(parameters(alone), parameters(agent_of(config)), atol=1e-3), "nothing was learned"
 
 
-def test_gradients_that_come_alone_are_applied_one_after_the_other():
+def test_single_gradients_are_applied_one_after_the_other():
     config = config_of("a3c")
     store, alone = store_of(config), agent_of(config)
     for number in range(4):
         batches = rollouts(alone, config, 2, number)
-        gradients = [alone.gradients(batch) for batch in batches]  # both made with the same weights
+        gradients = [alone.gradients(batch) for batch in batches]  # both computed with the same weights
         store.add([push_of(g, worker, number, updates=2 * number) for worker, g in enumerate(gradients)])
         assert store.learn(store.sample()).updates == 2
         for gradient in gradients:
@@ -116,7 +116,7 @@ def test_gradients_that_come_alone_are_applied_one_after_the_other():
     assert store.stats()["pushes"] == 8.0
 
 
-def test_several_may_be_applied_together_without_rounds():
+def test_several_gradients_can_be_applied_together_without_rounds():
     store = store_of(config_of("a3c", **{"params.update_every": 3}))
     size = len(parameters(store.agent))
     for number in range(7):
@@ -144,7 +144,7 @@ def test_every_push_is_accounted_for_and_bad_ones_change_nothing():
     assert store.stats()["refused"] == 2.0
 
 
-def test_an_update_into_infinity_is_dropped_and_the_next_one_counts():
+def test_an_infinite_update_is_dropped_and_the_next_one_counts():
     store = store_of(config_of("a3c", **{"params.optimizer": "sgd", "params.max_grad_norm": 0.0}))
     before, size = parameters(store.agent).copy(), len(parameters(store.agent))
     store.agent.learning_rate = 1e30
@@ -158,7 +158,7 @@ def test_an_update_into_infinity_is_dropped_and_the_next_one_counts():
 
 
 @pytest.mark.parametrize("in_rounds", [False, True])
-def test_a_checkpoint_goes_on_exactly(in_rounds):
+def test_a_restored_checkpoint_continues_exactly(in_rounds):
     config = config_of("a3c", 2, **{"params.in_rounds": in_rounds})
     whole, saved = store_of(config), store_of(config)
     size, stream = len(parameters(whole.agent)), np.random.default_rng(0)
@@ -195,12 +195,12 @@ def test_a_checkpoint_goes_on_exactly(in_rounds):
         ({"mode": "sync", "params.damping": 0.5}, "params.damping is for workers"),
     ],
 )
-def test_what_does_not_go_together_gets_one_sentence(settings, sentence):
+def test_unsupported_combinations_are_refused_in_one_sentence(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         config_of("a3c", **settings)
 
 
-def test_replays_of_workers_are_plain():
+def test_unsupported_replay_settings_of_workers_are_refused():
     for key, value in (("prioritized", True), ("buffer_storage", "disk")):
         with pytest.raises(ConfigError, match=key):
             config_of("dqn", **{key: value})

@@ -1,4 +1,4 @@
-"""Workers that push gradients and the learner that takes them, here in one process: counts, gates, replays, coming again."""
+"""Workers that push gradients and the learner that applies them, in one process: counts, rounds, replay, restarts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ IDENTITY = "steppe/Identity-v0"
 DQN = {"algo": "dqn", "batch_size": 16, "learning_starts": 64, "samples_per_insert": 4.0, "n_step": 1}
 
 
-class House:
-    """A learner and workers that take turns."""
+class SteppedWorkers:
+    """A learner and workers that are stepped in turn."""
 
     def __init__(self, *, actors=2, steps=640, envs=4, **settings):
         layer = {"env": IDENTITY, "algo": "a3c", "mode": "workers", "actors": actors, "hidden": (16,), **settings}
@@ -87,7 +87,7 @@ class House:
 
 @pytest.mark.parametrize("algo", ["a2c", "a3c", "ppo"])
 def test_counts_add_up_and_every_push_is_accounted_for(algo):
-    house = House(algo=algo, segment_steps=8).run()
+    house = SteppedWorkers(algo=algo, segment_steps=8).run()
     learner, server = house.learner, house.learner.memory.server
     chunk = 8 * house.envs
     assert learner.env_steps == 640
@@ -102,7 +102,7 @@ def test_counts_add_up_and_every_push_is_accounted_for(algo):
 
 
 def test_workers_wait_for_each_other_only_in_rounds():
-    pushes_per_update, free = House(algo="a2c", segment_steps=8), House(algo="a3c", segment_steps=8)
+    pushes_per_update, free = SteppedWorkers(algo="a2c", segment_steps=8), SteppedWorkers(algo="a3c", segment_steps=8)
     for house in (pushes_per_update, free):
         house.learner.step()
         for _ in range(6):
@@ -116,8 +116,8 @@ def test_workers_wait_for_each_other_only_in_rounds():
     assert pushes_per_update.learner.updates == 1
 
 
-def test_a_replay_is_filled_first_and_then_pays_for_pushes():
-    house = House(**DQN, segment_steps=4).run()
+def test_replay_is_filled_before_the_first_push():
+    house = SteppedWorkers(**DQN, segment_steps=4).run()
     server = house.learner.memory.server.get_server_stats()
     per_worker = 640 / 2
     paid = 2 * (per_worker - 64) * 4.0 / 16
@@ -126,10 +126,10 @@ def test_a_replay_is_filled_first_and_then_pays_for_pushes():
     assert 0.0 < float(house.agent().network.epsilon) > float(house.learner.agent.network.epsilon)
 
 
-def test_a_push_weighs_what_the_steps_do_that_it_is_learned_from():
-    """Steps of the burn-in only bring the state up to date."""
+def test_a_push_is_weighted_by_the_steps_it_learned_from():
+    """Steps of the burn-in only compute the recurrent state."""
     settings = {"algo": "r2d2", "batch_size": 4, "sequence_length": 3, "burn_in": 2, "n_step": 1, "prioritized": False}
-    house = House(learning_starts=64, samples_per_insert=2.0, **settings)
+    house = SteppedWorkers(learning_starts=64, samples_per_insert=2.0, **settings)
     worker, pushes, learned = house.workers[0], [], []
     draw = worker.gradient_source.memory.sample
 
@@ -150,8 +150,8 @@ def test_a_push_weighs_what_the_steps_do_that_it_is_learned_from():
     assert pushes == learned[:3]
 
 
-def test_a_worker_that_comes_again_goes_on_with_its_next_push():
-    house = House(algo="a2c", segment_steps=8)
+def test_a_restarted_worker_continues_with_its_next_push():
+    house = SteppedWorkers(algo="a2c", segment_steps=8)
     house.learner.step()
     for _ in range(3):
         for role in (*house.workers, house.learner):
@@ -164,13 +164,13 @@ def test_a_worker_that_comes_again_goes_on_with_its_next_push():
     house.run()
     assert house.learner.batch_policy.tracker.dropped == {}
     assert house.learner.env_steps == 640
-    replay = House(**DQN, segment_steps=4)
+    replay = SteppedWorkers(**DQN, segment_steps=4)
     assert replay.workers[0].resume(3, None, np.random.SeedSequence(1)) == "episode-boundary"
     assert "begins with an empty replay" in replay.board.read(EVENTS)[-1][1]["details"]["message"]
 
 
-def test_resting_workers_push_nothing():
-    house = House(algo="a3c", segment_steps=8)
+def test_paused_workers_push_nothing():
+    house = SteppedWorkers(algo="a3c", segment_steps=8)
     house.learner.step()
     house.asked = PAUSE
     assert not house.workers[0].step()

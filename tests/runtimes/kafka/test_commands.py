@@ -1,4 +1,4 @@
-"""Commands over Kafka: each carried out once, by who it is for, and answered; a changed hyperparameter has its effect."""
+"""Commands over Kafka: each is executed once, by its addressee, and answered; changed hyperparameters take effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @contextmanager
-def speaking(kafka, prefix):
+def connected_board(kafka, prefix):
     board = KafkaBoard(connection_to(kafka, prefix), "test")
     try:
         yield board
@@ -28,7 +28,7 @@ def speaking(kafka, prefix):
 
 
 def bad_commands():
-    """Reason → a command that is ignored for it."""
+    """Return a command for each reason to ignore it."""
     return {
         "it has expired": {**make_command("set", "test", values={"learning_rate": 1.0}), "expires_s": 1.0},
         "hidden cannot change": make_command("set", "test", values={"hidden": [3]}),
@@ -48,12 +48,12 @@ def require_refused(answers):
 
 
 @pytest.mark.slow
-def test_a_supervised_run(kafka):
+def test_supervisor_executes_commands_once_and_answers(kafka):
     line, given = words(kafka, steps=10**8, mode="async", actors=1, **{"flow.max_actors": 3})
     bad, change = bad_commands(), make_command("set", "test", values={"learning_rate": 1e-5, "entropy_coef": 0.125})
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
-        with speaking(kafka, given["kafka.prefix"]) as board:
+        with connected_board(kafka, given["kafka.prefix"]) as board:
             for record in (change, change, *bad.values()):
                 board.post(COMMANDS, record)
             wait_until(lambda: len(answers()) == 2 + len(bad), process)
@@ -75,7 +75,7 @@ def test_a_supervised_run(kafka):
 
 
 def require_scaled(board, process):
-    """From one actor to three and back; then what is repeated, late, another's, or too much changes nothing."""
+    """Scale from one actor to three and back; repeated, late, misaddressed or excessive commands change nothing."""
     more, fewer = make_command("scale", "test", actors=3), make_command("scale", "test", actors=1)
     for asked in (more, fewer):
         board.post(COMMANDS, asked)
@@ -103,13 +103,13 @@ def replies(asked):
 
 
 def rates(taken):
-    """What the learner learned with, well after it took the change over."""
+    """Return the learning rates in use well after the learner applied the change."""
     reports = [report for _, report in opened().store.read(TRAINING) if report["updates"] > taken["updates"]]
     return [report["stats"].get("learning_rate") for report in reports[2:]]
 
 
 def running_actors():
-    """Those whose newest report, no longer ago than some heartbeats, says that they run."""
+    """Return the actors whose newest report is at most a few heartbeats old and says that they run."""
     newest = {report["actor"]: report for _, report in opened().store.read(ACTORS)}
     return [actor for actor, report in newest.items() if report["state"] == "running" and _recent(report)]
 
@@ -119,8 +119,8 @@ def _recent(report):
 
 
 @pytest.mark.slow
-def test_roles_that_nobody_supervises(kafka, torch_host, tmp_path, monkeypatch):
-    """Each role answers for itself; the learner says what it took over, and from which version on."""
+def test_unsupervised_roles_answer_for_themselves(kafka, torch_host, tmp_path, monkeypatch):
+    """Each role answers itself; the learner reports what it applied and from which version on."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
     prefix, bad = settings(kafka).prefix, bad_commands()
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def test_roles_that_nobody_supervises(kafka, torch_host, tmp_path, monkeypatch):
         connection = connection_to(kafka, prefix)
         events = lambda: told(connection, EVENTS)  # noqa: E731
         wait_until(lambda: told(connection, TRAINING) and told(connection, ACTORS), learner)
-        with speaking(kafka, prefix) as board:
+        with connected_board(kafka, prefix) as board:
             change = make_command("set", "test", values={"learning_rate": 1e-5})
             for record in (change, change, make_command("scale", "test", actors=3), *bad.values()):
                 board.post(COMMANDS, record)

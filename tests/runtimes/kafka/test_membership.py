@@ -1,4 +1,4 @@
-"""Who is in the rounds of a run over Kafka, as the event log tells it; without a broker."""
+"""Which actors take part in the rounds of a run over Kafka, according to the event log; without a broker."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ REPLAN_S = 60.0
 
 
 class PostedCommands:
-    """A Board of actors' signs of life, which may be out of reach."""
+    """A Board with the actors' heartbeats, which can be made unreachable."""
 
     def __init__(self):
         self.records, self.posted, self.reachable = [], [], True
 
-    def sign(self, actor, state="running"):
+    def report_state(self, actor, state="running"):
         self.records.append({"actor": actor, "state": state})
 
     def end(self, topic):
@@ -46,7 +46,7 @@ class PostedCommands:
         self.posted.append((record["round"], record["members"]))
 
 
-class Scene:
+class LearnerWithClock:
     """A learner that waits for two actors, and a clock."""
 
     def __init__(self, batch_policy, replan_s=REPLAN_S):
@@ -75,7 +75,7 @@ def rounds():
 
 
 def test_joining_and_replacing_actors_are_reported(rounds):
-    scene = Scene(rounds[1])
+    scene = LearnerWithClock(rounds[1])
     scene.kafka_reader.joined.extend([(0, False), (1, False), (1, True)])
     events = scene.update()
     assert events == [
@@ -88,7 +88,7 @@ def test_joining_and_replacing_actors_are_reported(rounds):
 
 def test_a_missing_member_is_reported_once(rounds):
     channel, batch_policy = rounds
-    scene = Scene(batch_policy, replan_s=0.0)
+    scene = LearnerWithClock(batch_policy, replan_s=0.0)
     send(channel, "conformance", 0, 0)
     assert batch_policy.take(0) == []
     assert scene.update() == scene.update(WARN_MISSING_S) == []
@@ -106,26 +106,26 @@ def test_a_missing_member_is_reported_once(rounds):
 
 def test_nobody_is_missing_in_a_pause_or_without_rounds(rounds):
     channel, batch_policy = rounds
-    scene = Scene(batch_policy)
+    scene = LearnerWithClock(batch_policy)
     scene.requested = PAUSE
     assert scene.update() == scene.update(2 * WARN_MISSING_S) == []
-    free = Scene(WindowBatchPolicy(channel, 2, 0.0, 8, lambda: 0.0))
+    free = LearnerWithClock(WindowBatchPolicy(channel, 2, 0.0, 8, lambda: 0.0))
     assert free.update() == free.update(2 * WARN_MISSING_S) == []
 
 
 def wait(scene, seconds, alive=()):
-    """Look as often as somebody listens; returns what was told meanwhile."""
+    """Update as often as the members are polled; return the events meanwhile."""
     events = []
     for _ in range(int(seconds / POLL_INTERVAL_S)):
         for actor in alive:
-            scene.board.sign(actor)
+            scene.board.report_state(actor)
         events += scene.update(POLL_INTERVAL_S)
     return [(kind, details) for kind, details in events if kind == "plan"]
 
 
-def test_the_round_goes_on_without_who_shows_no_life_and_waits_for_it_when_it_is_back(rounds):
+def test_rounds_continue_without_a_silent_actor_until_it_is_back(rounds):
     channel, batch_policy = rounds
-    scene = Scene(batch_policy)
+    scene = LearnerWithClock(batch_policy)
     send(channel, "conformance", 0, 0)
     assert batch_policy.take(0) == []
     assert wait(scene, REPLAN_S, alive=[0]) == []
@@ -143,9 +143,9 @@ def test_the_round_goes_on_without_who_shows_no_life_and_waits_for_it_when_it_is
 
 
 @pytest.mark.parametrize("why", ["it shows life", "nobody has come", "no broker answers", "it is asked to"])
-def test_the_round_waits(why, rounds):
+def test_rounds_wait_for_every_actor(why, rounds):
     channel, batch_policy = rounds
-    scene = Scene(batch_policy, replan_s=0.0 if why == "it is asked to" else REPLAN_S)
+    scene = LearnerWithClock(batch_policy, replan_s=0.0 if why == "it is asked to" else REPLAN_S)
     if why != "nobody has come":
         send(channel, "conformance", 0, 0)
     batch_policy.take(0)
@@ -156,10 +156,10 @@ def test_the_round_waits(why, rounds):
 
 def test_a_report_of_the_state_stopped_is_no_heartbeat(rounds):
     channel, batch_policy = rounds
-    scene = Scene(batch_policy)
+    scene = LearnerWithClock(batch_policy)
     send(channel, "conformance", 0, 0)
     batch_policy.take(0)
     wait(scene, 4 * POLL_INTERVAL_S)
-    scene.board.sign(1, "stopped")
+    scene.board.report_state(1, "stopped")
     ((_, details),) = wait(scene, REPLAN_S)
     assert details["members"] == [0]

@@ -1,4 +1,4 @@
-"""A learner that is started again with other hyperparameters, as a rollout does it."""
+"""A learner that is restarted with other hyperparameters, as in a rolling update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steppe.transport.kafka.client import KafkaConnection
 from tests.support.kafka import PATIENCE_S, settings, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-# What libraries do at the interpreter's end never returns here: a role that has ended does not wait for it.
+# Exit without the interpreter's shutdown, in which libraries can block.
 ENDLESS = "import atexit, threading; atexit.register(threading.Event().wait); "
 ENTRY = "from steppe.cli.main import entry; entry()"
 SMALL = {"envs": 2, "hidden": "[8]", "segment_steps": 16, "mode": "async", "actors": 2, "steps": 1_000_000}
@@ -53,7 +53,7 @@ def learner(words):
 
 
 @pytest.mark.slow
-def test_it_goes_on_with_them_and_everybody_is_told(kafka):
+def test_restarted_learner_uses_and_announces_new_hyperparameters(kafka):
     config = settings(kafka)
 
     def rate():

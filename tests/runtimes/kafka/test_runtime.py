@@ -1,4 +1,6 @@
-"""The `kafka` runtime with a real broker: the same weights as inline, through kills, stops and roles that come alone."""
+"""The `kafka` runtime with a real broker: the same weights as inline, with kills, stops and roles that start
+separately.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ DQN = {
 }  # fmt: skip
 FIGURES = ("weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_return_std", "eval_episodes")
 PACED = {"environment.wrappers": ["tests.support.chaos_envs:Paced"], "environment.vector": "loop"}
-await_records = partial(wait_until, every_s=0.5)  # on Kafka, whose records are all read for each answer
+await_records = partial(wait_until, every_s=0.5)  # on Kafka, where each query reads all records
 
 
 def figures(result):
@@ -51,7 +53,7 @@ def run(tmp_path, name, **given):
     ),
     ids=["ppo", "ppo, strictly on-policy, zstd", "dqn"],
 )
-def test_sync_is_the_same_as_inline(case, kafka, tmp_path):
+def test_mode_sync_ends_with_the_weights_of_inline(case, kafka, tmp_path):
     plain = {key: value for key, value in case.items() if not key.startswith("kafka.")}
     inline = run(tmp_path, "one", mode="sync", actors=2, runtime="inline", **plain)
     beside = run(tmp_path, "two", mode="sync", actors=2, **on(kafka, **case))
@@ -59,13 +61,13 @@ def test_sync_is_the_same_as_inline(case, kafka, tmp_path):
 
 
 @pytest.mark.slow
-def test_single_is_the_same_as_inline(kafka, tmp_path):
+def test_mode_single_ends_with_the_weights_of_inline(kafka, tmp_path):
     inline = run(tmp_path, "one", mode="single", runtime="inline", **PPO)
     assert figures(run(tmp_path, "two", mode="single", **on(kafka, **PPO))) == figures(inline)
 
 
 @pytest.mark.slow
-def test_async_learns_from_what_comes(kafka, tmp_path):
+def test_mode_async_learns(kafka, tmp_path):
     result = run(tmp_path, "run", mode="async", actors=2, **on(kafka, **PPO))
     assert result.env_steps >= 1500
     assert result.updates > 0
@@ -78,7 +80,7 @@ def expected(tmp_path, given):
 
 
 def role_of(process, place):
-    """The process that writes this place's log."""
+    """Return the process that writes this slot's log."""
     for pid in family(process.pid):
         try:
             log = os.readlink(f"/proc/{pid}/fd/2")
@@ -90,10 +92,10 @@ def role_of(process, place):
 
 
 @pytest.mark.slow
-def test_killed_roles_cost_nothing(kafka, tmp_path, monkeypatch):
-    """Sync: whatever is killed, the weights at the end are those of a run where nothing was."""
+def test_runs_with_killed_roles_end_with_the_same_weights(kafka, tmp_path, monkeypatch):
+    """Mode sync: whichever role is killed, the run ends with the weights of an undisturbed run."""
     line, given = words(kafka, steps=4000, restarts=3, **PACED)
-    monkeypatch.setenv(PACE, "0.004")  # of a step: the run lasts 8 s and more, so that all are killed on its way
+    monkeypatch.setenv(PACE, "0.004")  # per step: the run lasts at least 8 s, so that all are killed during it
 
     def kinds():
         return [event["kind"] for _, event in opened().store.read(EVENTS)]
@@ -114,8 +116,8 @@ def test_killed_roles_cost_nothing(kafka, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_stopped_and_resumed(kafka, tmp_path):
-    """With a buffer that learns from what it held: what the checkpoint has of it, and what was in the topic behind that."""
+def test_stopped_and_resumed_run_ends_with_the_same_weights(kafka, tmp_path):
+    """With replay: restores the checkpoint's content and reads the topic from there on."""
     line, given = words(kafka, DQN, steps=8000)
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
@@ -127,12 +129,12 @@ def test_stopped_and_resumed(kafka, tmp_path):
 
 
 @pytest.mark.slow
-def test_everything_killed_and_resumed_at_brokers_that_know_nothing(kafka, tmp_path):
-    """The checkpoint says where each actor goes on when the topics do not: here they are other topics."""
+def test_run_resumes_with_other_brokers_after_all_processes_were_killed(kafka, tmp_path):
+    """The checkpoint says where each actor continues if the topics do not: here they are other topics."""
     line, given = words(kafka, steps=8000)
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(lambda: trained() and Checkpoints(opened().checkpoints).latest() is not None, process)
-        os.kill(process.pid, signal.SIGKILL)  # what it had started ends with it
+        os.kill(process.pid, signal.SIGKILL)  # its child processes end with it
         process.communicate(timeout=PATIENCE_S)
     record = json.loads((opened().path / "run.json").read_text())
     record["config"]["kafka.prefix"] = settings(kafka).prefix
@@ -143,8 +145,8 @@ def test_everything_killed_and_resumed_at_brokers_that_know_nothing(kafka, tmp_p
 
 
 @pytest.mark.slow
-def test_roles_that_come_alone_in_any_order(kafka, torch_host, tmp_path, monkeypatch):
-    """Actors first, each with a directory of its own, as on other machines; then the manager, then the learner."""
+def test_roles_can_be_started_separately_in_any_order(kafka, torch_host, tmp_path, monkeypatch):
+    """Actors first, each with its own directory, as on other machines; then the manager, then the learner."""
     given = {**SMALL, **PPO, "mode": "sync", "actors": 2, "seed": 7}
     prefix = settings(kafka).prefix
     about = {key: value for key, value in given.items() if key != "env"} | {"kafka.partitions": 2}
@@ -170,11 +172,11 @@ def test_roles_that_come_alone_in_any_order(kafka, torch_host, tmp_path, monkeyp
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, torch_host, tmp_path, monkeypatch):
-    """Nobody starts the killed actor again: the other goes on alone, until somebody takes the place."""
+def test_rounds_continue_without_a_lost_actor_and_include_its_replacement(kafka, torch_host, tmp_path, monkeypatch):
+    """The killed actor is not restarted: the other one continues alone until a replacement joins."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "sync", "actors": 2, "kafka.replan_s": 4, "kafka.partitions": 2}
     given |= PACED
-    monkeypatch.setenv(PACE, "0.002")  # of a step, so that they use little of the processor
+    monkeypatch.setenv(PACE, "0.002")  # per step, so that they use little CPU time
     prefix = settings(kafka).prefix
 
     def plans():
@@ -220,8 +222,8 @@ def test_rounds_go_on_without_a_member_that_is_gone_and_with_the_next(kafka, tor
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may hide a directory")
-def test_a_second_learner_elsewhere_ends_the_first(kafka, tmp_path, monkeypatch):
-    """Of two learners of one run only the later can publish; the earlier one says why it ends."""
+def test_a_second_learner_ends_the_first(kafka, tmp_path, monkeypatch):
+    """Of two learners of one run only the later one can publish; the earlier one ends with the reason."""
     given = {**SMALL, **PPO, "steps": 10**8, "mode": "async", "actors": 1, "kafka.partitions": 2}
     prefix, hidden = settings(kafka).prefix, f'mount -t tmpfs none {tmp_path / "first"} && exec "$@"'
     lines = {
@@ -242,7 +244,7 @@ def test_a_second_learner_elsewhere_ends_the_first(kafka, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_topic_that_is_deleted_ends_the_run_and_a_fresh_one_goes_on(kafka, tmp_path):
+def test_a_deleted_topic_ends_the_run_which_resumes_with_a_new_topic(kafka, tmp_path):
     line, given = words(kafka, steps=10**8, mode="async")
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(lambda: trained() and Checkpoints(opened().checkpoints).latest() is not None, process)
@@ -261,8 +263,8 @@ def test_a_topic_that_is_deleted_ends_the_run_and_a_fresh_one_goes_on(kafka, tmp
 
 
 @pytest.mark.slow
-def test_messages_that_are_none_of_ours_do_not_matter(kafka, tmp_path):
-    """Of a schema from the future, or nobody's, on every topic that the run reads."""
+def test_foreign_messages_are_ignored(kafka, tmp_path):
+    """Messages of a future schema or of another program, on every topic that the run reads."""
     line, given = words(kafka, steps=10**8, mode="async")
     with under_way([STEPPE, "train", *line]) as process:
         wait_until(trained, process)
@@ -302,7 +304,7 @@ def newest_report():
 
 
 @pytest.mark.slow
-def test_no_broker_is_one_sentence(tmp_path):
+def test_missing_broker_is_reported_in_one_sentence(tmp_path):
     done = subprocess.run(
         [STEPPE, "train", "CartPole-v1", "--runtime", "kafka", "--kafka", "127.0.0.1:9"],
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
@@ -316,14 +318,13 @@ def test_no_broker_is_one_sentence(tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.regression
-def test_a_broker_that_is_away_ends_nobody(kafka, torch_host, tmp_path, monkeypatch):
-    """Roles that are started while it is away wait for it; those at work when it is killed, and a run of `steppe train`, go on
-    after its restart."""
+def test_roles_wait_for_an_unavailable_broker(kafka, torch_host, tmp_path, monkeypatch):
+    """Roles started while it is down wait for it; running roles and a run of `steppe train` continue after its restart."""
     broker, prefix, port = own_broker(tmp_path / "broker"), "away.", free_port()
     address = f"{broker.host}:{port}"
     given = {**SMALL, **PPO, **PACED, "steps": 1500, "mode": "sync", "actors": 1, "seed": 7, "kafka.partitions": 2}
     line, wanted = words(address, **PACED)
-    monkeypatch.setenv(PACE, "0.01")  # of a step: the broker is killed on the way of both
+    monkeypatch.setenv(PACE, "0.01")  # per step: the broker is killed during both
     try:
         with ExitStack() as stack:
             processes = {}

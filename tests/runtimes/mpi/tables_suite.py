@@ -1,4 +1,4 @@
-"""What every rank of a world runs in test_workers.py: `train`, the documented call, or `table`, the transport alone."""
+"""Program of every rank in test_workers.py: `train`, the documented call, or `table`, the transport alone."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def train(kind, steps, batch_size, sync_frequency):
 
 
 def table(rounds):
-    """Ranks add known numbers, each as often as its own number says, and end when they like."""
+    """Every rank adds known numbers, each as often as its own number, and ends at any time."""
     import time
 
     from mpi4py import MPI

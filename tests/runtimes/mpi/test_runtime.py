@@ -1,4 +1,4 @@
-"""The `mpi` runtime in real worlds: under the user's mpiexec and under ours, to a good end, an early one, and a bad one."""
+"""The `mpi` runtime with real mpiexec, started by the user or by Steppe: successful, stopped and failing runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 SUITE = Path(__file__).with_name("world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")
-# What is shown of launching, signals and supervision does not depend on the agent; ranks of a table import no torch.
+# Launching, signals and supervision do not depend on the agent; ranks with a table import no torch.
 TABLE = "--algo q-learning --mode async --envs 2 -s segment_steps=16 -s evaluation.episodes=2 --name run".split()
 ENDLESS = [*TABLE, "--steps", str(10**9)]
 
@@ -41,7 +41,7 @@ def train(env, *words):
 
 
 def ranks_of(process):
-    """pid → place of a world, by the logs they write."""
+    """Return pid → worker slot of the ranks, according to the logs that they write."""
     found = {}
     for pid in family(process.pid):
         try:
@@ -54,15 +54,15 @@ def ranks_of(process):
 
 
 def files_of(pids):
-    """What these processes have in shared memory."""
+    """Return the shared memory files of these processes."""
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
     return {Path(file) for file in re.findall(r"/dev/shm/mpich\S+", maps)}
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_runs_of_one_world(tmp_path):
-    """The contract of runtimes, runs beside those of one process, and commands that change hyperparameters in every mode."""
+def test_runs_in_one_mpi_world(tmp_path):
+    """The runtime contract, comparisons with runs in one process, and changes of hyperparameters in every mode."""
     done = world(4, sys.executable, SUITE, str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[67] passed", done.stdout), done.stdout
@@ -87,7 +87,7 @@ def test_runs_of_one_world(tmp_path):
 
 
 @pytest.mark.slow
-def test_wrong_number_of_ranks(tmp_path):
+def test_a_wrong_number_of_ranks_is_refused(tmp_path):
     done = world(2, *train("CartPole-v1", "--actors", "4"))
     assert done.returncode == 2
     assert done.stderr.strip() == (
@@ -102,7 +102,7 @@ def test_wrong_number_of_ranks(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["mpi4py", "mpiexec"])
-def test_mpi_that_is_not_installed(missing, tmp_path):
+def test_missing_mpi_is_reported_with_the_extra(missing, tmp_path):
     script = (
         "import shutil, sys\n"
         "from steppe.cli.main import entry\n"
@@ -120,8 +120,8 @@ def test_mpi_that_is_not_installed(missing, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_rank_fails_the_run_and_resuming_mends_it(monkeypatch, tmp_path):
-    """The run that goes on after the kill ends with the weights of one that was never in trouble."""
+def test_a_killed_rank_fails_the_run_which_can_be_resumed(monkeypatch, tmp_path):
+    """The resumed run ends with the weights of an undisturbed run."""
     given = {
         "algo": "q-learning",
         "mode": "sync",
@@ -134,7 +134,7 @@ def test_a_killed_rank_fails_the_run_and_resuming_mends_it(monkeypatch, tmp_path
     given |= {"checkpoint.every_s": 0.1, "evaluation.episodes": 2}
     given |= {"environment.wrappers": ["tests.support.chaos_envs:Paced"], "environment.vector": "loop"}
     words = [word for key, value in given.items() for word in ("-s", f"{key}={json.dumps(value)}")]
-    monkeypatch.setenv(PACE, "0.005")  # of a step: it lasts ten seconds, and is killed at its first checkpoint
+    monkeypatch.setenv(PACE, "0.005")  # per step: it lasts ten seconds and is killed at its first checkpoint
     with under_way(train("Taxi-v4", *words, "--name", "run")) as process:
         wait_until(lambda: Checkpoints(Path(os.environ["STEPPE_RUNS"], "run", "checkpoints")).latest(), process)
         places = ranks_of(process)
@@ -180,8 +180,8 @@ print("tuned")
 
 
 @pytest.mark.parametrize("launcher", rest_slow([], ["-n", "2"]), ids=["by steppe", "by the user"])
-def test_a_script_without_a_main_guard(launcher, tmp_path):
-    """Its training call runs once, on the first rank; the others take part where it stands. So does a second call."""
+def test_a_script_without_a_main_guard_trains_once(launcher, tmp_path):
+    """Its training call runs once, on the first rank; the others take part at the same call. So does a second call."""
     (tmp_path / "script.py").write_text(SCRIPT + (TUNED if launcher else ""))
     command = [*([mpi.find_mpiexec(), *launcher] if launcher else []), sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -193,7 +193,7 @@ def test_a_script_without_a_main_guard(launcher, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launched", ["by steppe", "by the user"])
-def test_a_signal_ends_it_in_good_order(launched):
+def test_a_signal_stops_the_run_in_an_orderly_way(launched):
     words = train("steppe/Identity-v0", *ENDLESS, "--actors", "1")
     number = signal.SIGINT if launched == "by the user" else signal.SIGTERM
     with under_way(words if launched == "by steppe" else [mpi.find_mpiexec(), "-n", "3", *words]) as process:
@@ -210,7 +210,7 @@ def test_a_signal_ends_it_in_good_order(launched):
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs_is_found_and_left_behind():
+def test_a_hanging_environment_is_detected_and_its_rank_abandoned():
     with under_way(train("tests.runtimes.mpi.world_suite:Stuck", *TABLE, "-s", "flow.hang_s=10")) as process:
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
@@ -220,8 +220,8 @@ def test_an_environment_that_hangs_is_found_and_left_behind():
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_answer_is_not_waited_for():
-    """Under the user's mpiexec, after one Ctrl-C."""
+def test_a_rank_that_does_not_answer_does_not_block_the_end():
+    """With the user's mpiexec, after one Ctrl-C."""
     command = [mpi.find_mpiexec(), "-n", "3", *train("tests.runtimes.mpi.world_suite:Stuck", *TABLE, "--actors", "1")]
     with under_way(command) as process:
         wait_until(lambda: status() is not None and status().state == "RUNNING", process)
@@ -234,8 +234,8 @@ def test_a_rank_that_does_not_answer_is_not_waited_for():
 
 
 @pytest.mark.slow
-def test_a_rank_killed_under_the_users_mpiexec(monkeypatch):
-    """mpiexec kills all the others: whoever looks next finds the run lost, and the next run sweeps what MPI left."""
+def test_a_rank_killed_under_the_users_mpiexec_leaves_a_lost_run(monkeypatch):
+    """mpiexec kills all others: readers see the run as LOST, and the next run deletes what MPI left."""
     command = [mpi.find_mpiexec(), "-n", "3", *train("steppe/Identity-v0", *ENDLESS, "--actors", "1")]
     with under_way(command) as process:
         wait_until(trained, process)
@@ -252,7 +252,7 @@ def test_a_rank_killed_under_the_users_mpiexec(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_killed_supervisor_takes_its_ranks_along():
+def test_ranks_end_when_the_supervisor_is_killed():
     with under_way(train("steppe/Identity-v0", *ENDLESS, "--actors", "1")) as process:
         wait_until(trained, process)
         members = family(process.pid)

@@ -1,4 +1,4 @@
-"""Workers on the ranks of real MPI worlds: sums, unequal work, a killed rank, and the front door."""
+"""Workers on the ranks of real MPI worlds: sums, unequal work, a killed rank, and the user's training call."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def told(ranks, *words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_messages_add_up_whoever_ends_first():
+def test_messages_add_up_in_any_order_of_ending():
     found = told(3, "table", 40)
     assert found["sums"] == [7 * 40 * (rank + 1) for rank in range(3)]
     assert found["steps"] == sum(found["sums"])
 
 
-def test_ranks_come_to_the_values_of_value_iteration():
-    """40,000 steps in total at random, rate falling to 0 (seed 4): every value within 0.3. Sums of three are exact, as above."""
+def test_ranks_learn_the_values_of_value_iteration():
+    """40,000 random steps in total, learning rate falling to 0 (seed 4): every value within 0.3. Sums of three are
+    exact, as above.
+    """
     found = told(2, "train", "maze", 40_000, 32, 20)
     assert found["state"] == "SUCCEEDED"
     assert found["size"] == 2
@@ -55,7 +57,7 @@ def test_ranks_come_to_the_values_of_value_iteration():
 
 
 @pytest.mark.slow
-def test_a_slow_rank_holds_nobody_up():
+def test_a_slow_rank_does_not_block_the_others():
     found = told(3, "train", "uneven", 3_000, 4, 2)
     shares = [found["shares"][str(rank)] for rank in range(3)]
     assert found["state"] == "SUCCEEDED"
@@ -64,7 +66,7 @@ def test_a_slow_rank_holds_nobody_up():
 
 
 @pytest.mark.slow
-def test_the_front_door():
+def test_steppe_train_with_ranks():
     words = ["train", "steppe/TicTacToe-v0", "--algo", "q-learning", "--mode", "workers", "--runtime", "mpi", "--json"]
     more = ["--envs", "64", "-s", "evaluation.episodes=5"]
     done = subprocess.run(

@@ -1,7 +1,7 @@
 """Run under mpiexec by test_runtime.py: many small runs in one world, whose ranks import torch only once.
 
-mpiexec -n 4 python world_suite.py DIRECTORY: the suite of runtimes; hashes beside those of `inline`, unequal work, waiting, resuming;
-hyperparameters that are set while a run goes on; an actor whose actions are out of range.
+mpiexec -n 4 python world_suite.py DIRECTORY: the runtime suite; hashes compared with those of `inline`, unequal
+work, waiting, resuming; hyperparameters changed during a run; an actor whose actions are out of range.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment
 CASES = {"ppo": PPO, "a2c": A2C, "dhc": DHC}  # replay of transitions and sequences is in MATRIX
 ASLEEP = {"env": "steppe/Sleep-v0", "environment.kwargs": {"delay_s": 0.02}, "envs": 1, "steps": 320}
 ASLEEP = {**PPO, **ASLEEP, "segment_steps": 16, "minibatch_size": 16, "evaluation.episodes": 1}
-TUNED = [case for case in MATRIX if case[0] != "single"]  # for that mode there are too many ranks here
+TUNED = [case for case in MATRIX if case[0] != "single"]  # too many ranks here for that mode
 FIGURES = ("state", "reason", "weights_sha256", "env_steps", "updates", "version", "eval_return_mean", "eval_episodes")
 
 
@@ -47,7 +47,7 @@ class TestWorld(RuntimeConformance):
 
 
 class SlowForOne(CountingEnv):
-    """Slow where the actor is the one whose log this process writes."""
+    """Slow in the process that writes the log of one actor."""
 
     def step(self, action):
         if "actor-0" in os.readlink("/proc/self/fd/1"):
@@ -56,7 +56,7 @@ class SlowForOne(CountingEnv):
 
 
 class Stuck(IdentityEnv):
-    """Never comes back from its 20th step, where a manager or an actor plays in it."""
+    """Never returns from its 20th step in a manager or an actor."""
 
     steps = 0
 
@@ -99,7 +99,7 @@ def reports(directory, topic):
 
 
 def tune(directory):
-    """All live hyperparameters in one command, in every mode that has as many roles as this world has ranks."""
+    """Change all live hyperparameters in one command, in every mode that has as many roles as this world has ranks."""
     for mode, kind in TUNED:
         require_tuned(kind, directory / f"{mode}-{kind}", runtime="mpi", mode=mode)
 

@@ -1,4 +1,4 @@
-"""The `ray` runtime on real clusters: one of two nodes, and those that runs start for themselves and bring down again."""
+"""The `ray` runtime on real clusters: one of two nodes, and those that runs start and stop themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SUITE = Path(__file__).with_name("world_suite.py")
 STEPPE = Path(sys.executable).with_name("steppe")
-# What is shown of launching, signals and supervision does not depend on the agent; seats of a table import no torch.
+# Launching, signals and supervision do not depend on the agent; actors with a table import no torch.
 SETTINGS = {"algo": "q-learning", "envs": 2, "segment_steps": 16, "evaluation.episodes": 2}
 
 
@@ -34,7 +34,7 @@ def train(**settings):
 
 
 def process_locations(process):
-    """place → pid of the run's Ray actors, by the logs they write."""
+    """Return worker slot → pid of the run's Ray actors, according to the logs that they write."""
     found = {}
     for pid in family(process.pid):
         try:
@@ -46,12 +46,12 @@ def process_locations(process):
     return found
 
 
-def named(process, name):
+def process_named(process, name):
     return next(pid for pid in family(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
 
 
-def scratch(process):
-    """What the cluster of this run keeps its sockets and logs in; other tests may have one of their own at the same time."""
+def cluster_directory(process):
+    """Return the directory of this run's cluster for sockets and logs; other tests can have theirs at the same time."""
     lines = []
     for pid in family(process.pid):
         with suppress(OSError):  # it has ended
@@ -65,8 +65,8 @@ def restarted():
     return [event for _, event in opened().store.read(EVENTS) if event["kind"] == "restart"]
 
 
-def test_a_whole_run_is_that_of_one_process():
-    """With a table, for which nobody imports torch; what networks learn is compared on the cluster of two nodes."""
+def test_run_equals_that_of_one_process():
+    """With a table, for which no process imports torch; networks are compared on the cluster of two nodes."""
     settings = {
         "algo": "q-learning",
         "mode": "sync",
@@ -97,9 +97,9 @@ def test_runs_on_a_cluster_of_two_nodes():
 
 
 def require_failed_without(head, process):
-    """Kill it: the run's own processes and files are gone, and the reason is told."""
-    members, shared_dirs = family(process.pid), scratch(process)
-    os.kill(named(process, head), signal.SIGKILL)
+    """Kill it: the run's own processes and files are deleted, and the reason is reported."""
+    members, shared_dirs = family(process.pid), cluster_directory(process)
+    os.kill(process_named(process, head), signal.SIGKILL)
     out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1, out
     assert re.search(f"the {head} of the run's own Ray cluster|the Ray driver ended", errors), errors
@@ -118,10 +118,10 @@ def test_a_killed_gcs_server_ends_the_run():
 @pytest.mark.long
 @pytest.mark.slow
 def test_killed_actor_then_killed_raylet(monkeypatch):
-    """The run goes on without the one, and resumes exactly without the other."""
+    """The run continues without the actor, and resumes exactly after the raylet was killed."""
     settings = {"mode": "sync", "actors": 1, "steps": 6000, "checkpoint.every_s": 2.0, "seed": 3}
     settings |= {"environment.wrappers": ["tests.support.chaos_envs:Paced"], "environment.vector": "loop"}
-    monkeypatch.setenv(PACE, "0.01")  # of a step: it lasts a minute, and is killed at its first checkpoint
+    monkeypatch.setenv(PACE, "0.01")  # per step: it lasts a minute and is killed at its first checkpoint
     with under_way(train(**settings)) as process:
         wait_until(trained, process, every_s=0.2)
         locations = process_locations(process)
@@ -141,10 +141,10 @@ def test_killed_actor_then_killed_raylet(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_signal_ends_it_in_good_order():
+def test_a_signal_stops_the_run_in_an_orderly_way():
     with under_way(train(mode="async", actors=2, steps=10**9)) as process:
         wait_until(trained, process, every_s=0.2)
-        members, shared_dirs = family(process.pid), scratch(process)
+        members, shared_dirs = family(process.pid), cluster_directory(process)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130, errors
@@ -181,7 +181,7 @@ def test_a_script_without_a_main_guard_sees_its_own_traceback(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_supervisor_takes_everything_along():
+def test_all_processes_end_when_the_supervisor_is_killed():
     with under_way(train(mode="single", steps=10**9)) as process:
         wait_until(trained, process, every_s=0.2)
         members = family(process.pid)
@@ -198,7 +198,7 @@ def said(*words):
     return done.stderr
 
 
-def test_mistakes_are_said_before_anything_is_written(tmp_path):
+def test_invalid_settings_are_refused_before_anything_is_written(tmp_path):
     ray = ("--runtime", "ray")
     assert "ray.address is for runtime 'ray', not 'processes'" in said("--ray-address", "auto")
     assert "there is no Ray cluster at 127.0.0.1:1" in said(*ray, "--ray-address", "127.0.0.1:1")
@@ -207,7 +207,7 @@ def test_mistakes_are_said_before_anything_is_written(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_ray_that_is_not_installed(tmp_path):
+def test_missing_ray_is_reported_with_the_extra(tmp_path):
     script = (
         "import sys\n"
         "from steppe.cli.main import entry\n"

@@ -1,7 +1,7 @@
-"""Run by test_runtime.py: a Ray cluster of two nodes, and many small runs on it by seats that import torch only once.
+"""Run by test_runtime.py: a Ray cluster of two nodes, and many small runs on it by actors that import torch only once.
 
-A seat is taken again by the next run that asks for the same of Ray, so tests with the same rules stand together: first networks
-by the default rules, then tables, whose seats import no torch.
+A Ray actor is reused by the next run with the same Ray requirements, so tests with the same ones stand together:
+first networks with the default settings, then tables, whose actors import no torch.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ FAST = {
     **RAY_SYSTEM_CONFIG, "health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 5,
 }  # fmt: skip
 ray = import_ray()
-nodes = {}  # name → the node, of ray.cluster_utils
-kept = []  # the one Cluster of ours
-machines = []  # the one of ray.cluster_utils
+nodes = {}  # name → node, of ray.cluster_utils
+kept = []  # the RayCluster of this module
+machines = []  # the cluster of ray.cluster_utils
 
 
 def launch(plan, directory):
-    """As `ray.launch` in a program that has called ray.init, but with the seats of the run before."""
+    """Launch as `ray.launch` after ray.init, but reuse the Ray actors of the run before."""
     if not kept:
         kept.append(RayCluster(plan))
     return RayDriverHandle(LaunchSpec.of(plan, directory, None), directory, kept[0], keep_cluster=True)
@@ -74,11 +74,11 @@ ray_runtime.launch = launch
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
-    """Seats are left here, for the next test. That runs of their own leave nothing is seen in test_runtime.py."""
+    """Ray actors stay for the next test; test_runtime.py shows that ordinary runs leave nothing."""
 
 
 class SlowForOne(CountingEnv):
-    """Slow where the actor is the one whose log this process writes."""
+    """Slow in the process that writes the log of one actor."""
 
     def step(self, action):
         if "actor-0" in os.readlink("/proc/self/fd/1"):
@@ -87,7 +87,7 @@ class SlowForOne(CountingEnv):
 
 
 class Paced(IdentityEnv):
-    """Takes 20 ms a step while that file is there, so that a run lasts until the test has done to it what it wants."""
+    """Takes 20 ms a step while the file exists, so that a run lasts until the test has finished with it."""
 
     def __init__(self, pace):
         super().__init__()
@@ -100,7 +100,7 @@ class Paced(IdentityEnv):
 
 
 class Stuck(IdentityEnv):
-    """Never comes back from its 20th step, in the first actor's first life."""
+    """Never returns from its 20th step in the first incarnation of the first actor."""
 
     steps = 0
 
@@ -119,7 +119,7 @@ def train(directory, observers=(), **settings):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_weights_of_inline(case, tmp_path):
+def test_run_ends_with_the_weights_of_inline(case, tmp_path):
     ours = train(tmp_path / "ray", **case)
     assert ours == train(tmp_path / "inline", **case, runtime="inline")
     assert ours["state"] == "SUCCEEDED"
@@ -149,8 +149,8 @@ def restarts(directory):
     return [(event.role, event.details) for event in events if event.kind == "restart"]
 
 
-def watched(tmp_path, act, case=PPO, **settings):
-    """A run whose handle is given to `act`, and what came of it."""
+def run_with_handle(tmp_path, act, case=PPO, **settings):
+    """Run with a handle that is given to `act`; return the result."""
     resolved = resolve_config(("call", {"runtime": "ray", "run_dir": tmp_path / "run", **case, **settings}))
     plan = make_plan(resolved.config, probe(resolved.config.env, resolved.config.environment))
     directory = RunDirectory.create(plan.config, resolved.sources)
@@ -173,7 +173,7 @@ def test_a_run_that_was_stopped_resumes_exactly(tmp_path):
     assert {name: again.summary[name] for name in FIGURES} == whole
 
 
-def test_async_does_not_wait_for_the_slow(tmp_path):
+def test_async_does_not_wait_for_a_slow_actor(tmp_path):
     settings = {
         "env": "tests.runtimes.ray.world_suite:SlowForOne",
         "mode": "async",
@@ -187,7 +187,7 @@ def test_async_does_not_wait_for_the_slow(tmp_path):
 
 
 class TestWorld(RuntimeConformance):
-    """After the other tests with networks: those of failures take seats away."""
+    """After the other tests with networks, since its failures end Ray actors."""
 
     runtime = "ray"
 
@@ -195,7 +195,7 @@ class TestWorld(RuntimeConformance):
         return launch(plan, directory)
 
 
-def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
+def test_a_hung_actor_is_reported_with_its_stack_and_restarted(tmp_path):
     def act(handle, directory):
         advance(handle, lambda: restarts(directory))
         role, details = restarts(directory)[0]
@@ -204,15 +204,16 @@ def test_a_hung_actor_says_where_and_is_started_again(tmp_path):
         assert "world_suite.py" in details["traceback"], "it does not say where"
 
     stuck = {"algo": "q-learning", "env": "tests.runtimes.ray.world_suite:Stuck", "segment_steps": 16, "steps": 10**9}
-    watched(tmp_path, act, {**stuck, "mode": "sync", "actors": 2, "envs": 4, "seed": 7, "flow.hang_s": 15})
+    run_with_handle(tmp_path, act, {**stuck, "mode": "sync", "actors": 2, "envs": 4, "seed": 7, "flow.hang_s": 15})
 
 
 REPLAY_ROLES = {**DQN, "flow.replay_roles": 2, "buffer_size": 700}
 
 
-def test_replay_lies_on_both_nodes(tmp_path):
-    """One Ray actor per buffer, on different nodes, and the weights of two buffers in one process. When one is killed, the
-    run ends with the reason and resumes exactly."""
+def test_replay_is_on_both_nodes(tmp_path):
+    """One Ray actor per buffer, on different nodes; the weights are those of two buffers in one process. If one is
+    killed, the run ends with the reason and resumes exactly.
+    """
     case = {**REPLAY_ROLES, **paced(tmp_path), "checkpoint.every_s": 2.0}
     expected = train(tmp_path / "inline", **case, runtime="inline")
     (tmp_path / "pace").touch()
@@ -228,14 +229,14 @@ def test_replay_lies_on_both_nodes(tmp_path):
         assert "replay-1" in fault.message
         assert not restarts(directory)
 
-    watched(tmp_path, act, case)
+    run_with_handle(tmp_path, act, case)
     (tmp_path / "pace").unlink()
     again = resume(tmp_path / "run")
     assert {name: again.summary[name] for name in FIGURES} == expected
 
 
-def test_a_learner_takes_a_gpu_where_there_is_one(tmp_path):
-    """Ray counts one on a node that says it has one; torch, which finds none there, goes on with the CPU."""
+def test_a_learner_reserves_a_gpu_if_available(tmp_path):
+    """Ray counts one on a node that declares it; torch, which finds none there, uses the CPU."""
     node = machines[0].add_node(num_cpus=1, num_gpus=1, object_store_memory=80 << 20)
     try:
         for device, taken in (("cpu", 0.0), ("auto", 1.0)):
@@ -246,12 +247,12 @@ def test_a_learner_takes_a_gpu_where_there_is_one(tmp_path):
                 advance(handle, lambda: directory.store.read(TRAINING) or handle.faults())
                 assert handle.faults() == []
 
-            watched(tmp_path / device, act, mode="single", actors=1, steps=10**9, device=device)
+            run_with_handle(tmp_path / device, act, mode="single", actors=1, steps=10**9, device=device)
     finally:
         machines[0].remove_node(node)
 
 
-def test_no_room_is_said_in_one_sentence(tmp_path):
+def test_insufficient_resources_are_reported_in_one_sentence(tmp_path):
     def plan_of(**settings):
         resolved = resolve_config(("call", {"runtime": "ray", **PPO, **settings}))
         return make_plan(resolved.config, probe("CartPole-v1", resolved.config.environment))
@@ -266,8 +267,8 @@ def test_no_room_is_said_in_one_sentence(tmp_path):
             kept[0].require_resources(plan_of(**settings))
 
 
-def test_a_cluster_by_its_address_is_left_running(tmp_path):
-    """Joined by a command that knows only the address; one that does not fit says what it lacks."""
+def test_a_cluster_given_by_address_is_left_running(tmp_path):
+    """Joined by a command that knows only the address; a cluster that does not fit is refused with what it lacks."""
     address = ray.get_runtime_context().gcs_address
     command = [Path(sys.executable).with_name("steppe"), "train", "Taxi-v4", "--runtime", "ray", "--json"]
     command += ["--ray-address", address, "--algo", "q-learning", "--mode", "single", "--envs", "2", "--steps", "500"]
@@ -288,15 +289,15 @@ TABLE = {
 
 
 def test_workers_share_a_table(tmp_path):
-    """On both nodes, as many steps as were asked for, and it plays better than it began."""
+    """On both nodes, for the requested number of steps; the policy improves."""
     found = train(tmp_path / "run", **TABLE)
     assert found["state"] == "SUCCEEDED"
     assert TABLE["steps"] <= found["env_steps"] < 1.05 * TABLE["steps"], "steps were given out twice, or got lost"
     assert found["eval_return_mean"] > 0.5, "of a player that never learned it is about 0"
 
 
-def test_a_killed_worker_is_started_again(tmp_path):
-    """The others go on meanwhile, and it merges again what it learns."""
+def test_a_killed_worker_is_restarted(tmp_path):
+    """The others continue meanwhile, and it merges what it learns again."""
 
     def told(directory, epoch):
         records = [record for _, record in directory.store.read(ACTORS)]
@@ -309,10 +310,10 @@ def test_a_killed_worker_is_started_again(tmp_path):
         assert handle.faults() == []
         assert [role for role, _ in restarts(directory)] == ["worker-1"]
 
-    watched(tmp_path, act, {**TABLE, "steps": 10**12})
+    run_with_handle(tmp_path, act, {**TABLE, "steps": 10**12})
 
 
-def test_workers_that_share_a_table_play_as_many_episodes_as_asked_for(tmp_path):
+def test_workers_that_share_a_table_play_the_requested_episodes(tmp_path):
     settings = {name: value for name, value in TABLE.items() if name != "steps"}
     result = run_experiment(
         resolve_config(("call", {**settings, "runtime": "ray", "run_dir": tmp_path / "run", "episodes": 60, "envs": 4}))
@@ -322,8 +323,10 @@ def test_workers_that_share_a_table_play_as_many_episodes_as_asked_for(tmp_path)
     assert (result.reason, view.episodes) == ("episodes_done", 60)
 
 
-def test_a_classic_learner_comes_to_the_values_of_value_iteration():
-    """Two workers, 60,000 steps in total at random, rate falling to 0 (seed 5): every value within 0.25, as on processes."""
+def test_a_classic_learner_learns_the_values_of_value_iteration():
+    """Two workers, 60,000 random steps in total, learning rate falling to 0 (seed 5): every value within 0.25, as with
+    processes.
+    """
     steps, exact = 60_000, Maze().exact(0.8)
     learner = ParallelQLearning(
         OptimalQLearning, num_processes=2, discount_factor=0.8, epsilon=1.0, epsilon_decay=1.0,
@@ -337,8 +340,8 @@ def test_a_classic_learner_comes_to_the_values_of_value_iteration():
     assert np.abs(learner.q_table[:-1] - exact).max() < 2.0, "a second call goes on with what was learned"
 
 
-def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path):
-    """Both in one run, which ends with the weights of one that was never in trouble."""
+def test_run_survives_a_killed_actor_and_a_killed_node(tmp_path):
+    """Both in one run, which ends with the weights of an undisturbed run."""
     case = {
         **paced(tmp_path), "algo": "q-learning", "mode": "sync", "actors": 2, "envs": 4, "segment_steps": 8, "seed": 7,
         "steps": 4000, "evaluation.episodes": 3,
@@ -364,7 +367,7 @@ def test_a_killed_actor_and_a_killed_node_are_survived(tmp_path):
         assert {role for role, _ in restarts(directory)} == {"actor-1"}, restarts(directory)
         assert handle.state()["ranks"]["actor-1"]["node"] == nodes["near"].node_id
 
-    watched(tmp_path, act, case, **{"ray.actors_per_node": 2, "ray.placement": "spread"})
+    run_with_handle(tmp_path, act, case, **{"ray.actors_per_node": 2, "ray.placement": "spread"})
     assert Checkpoints(tmp_path / "run" / "checkpoints").latest().weights.sha256() == calm["weights_sha256"]
 
 

@@ -1,4 +1,4 @@
-"""Exact evaluations against hand-computed values, published optima and simulated episodes."""
+"""Exact evaluations compared with values calculated by hand, published optima and simulated episodes."""
 
 import gymnasium as gym
 import numpy as np
@@ -83,7 +83,7 @@ def test_blackjack_agrees_with_simulated_games(rules):
 
 
 def test_the_policy_of_a_run(tmp_path):
-    """A trained run's exact value is what its evaluation episodes scatter around."""
+    """A trained run's exact value lies within the spread of its evaluation episodes."""
     settings = {"runtime": "inline", "run_dir": str(tmp_path / "run"), "evaluation.every_steps": 10**6}
     result = steppe.train("FrozenLake-v1", algo="q-learning", steps=20_000, seed=1, **settings)
     exact = evaluate_exactly(RunDirectory.open(result.path))
@@ -93,7 +93,7 @@ def test_the_policy_of_a_run(tmp_path):
 
 
 def test_the_policy_of_a_blackjack_run(tmp_path):
-    """Numbered observations are the table's order: a trained table is far better than sticking at once, about -.16."""
+    """Numbered observations have the order of the table: a trained one is far better than always sticking, about -.16."""
     wrappers = {"environment.wrappers": [NUMBERING]}
     settings = {"runtime": "inline", "run_dir": str(tmp_path / "run"), "evaluation.every_steps": 10**7, **wrappers}
     result = steppe.train("Blackjack-v1", algo="q-learning", steps=200_000, seed=1, **settings)

@@ -1,4 +1,4 @@
-"""Reference experiments: seeds in processes of their own, continued where they were interrupted."""
+"""Reference experiments: every seed in a separate process, continued after an interruption."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_a_seed_that_fails_is_named_and_the_others_finish(tmp_path):
 
 
 @pytest.mark.unit
-def test_other_settings_are_measured_elsewhere():
+def test_other_settings_are_measured_in_another_directory():
     other = ReferenceExperiment("bandit", BANDIT.env, BANDIT.algo, 400, [1, 2], {"learning_rate": 0.5})
     assert directory_name(other) != directory_name(BANDIT)
 
@@ -60,7 +60,7 @@ def test_an_interrupted_seed_continues(tmp_path):
 
 
 @pytest.mark.unit
-def test_long_curves_are_thinned_to_their_shape():
+def test_long_curves_are_thinned_and_keep_their_shape():
     thinned = thin([(step, float(step)) for step in range(1000)])
     assert len(thinned) == 200
     assert (thinned[0], thinned[-1]) == ((0, 0.0), (999, 999.0))

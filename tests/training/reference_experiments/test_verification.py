@@ -1,4 +1,4 @@
-"""Verification: which references are repeated, and what lies inside the band."""
+"""Verification: which references are repeated, and which results are inside the band."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_references_are_found_by_algorithm_environment_and_name(tmp_path):
 
 
 @pytest.mark.unit
-def test_every_short_reference_gets_its_turn():
+def test_every_short_reference_is_chosen_in_turn():
     references = [reference(f"r{index}", short=True) for index in range(4)] + [reference("long")]
     commits = [hashlib.sha1(str(number).encode()).hexdigest() for number in range(64)]
     chosen = [{one.experiment.name for one in choose_by_commit(references, commit)} for commit in commits]
@@ -110,7 +110,7 @@ def test_the_command_lists_and_verifies(steppe, tmp_path):
 @pytest.mark.slow
 @pytest.mark.integration
 def test_two_short_references_that_the_commit_chooses():
-    """About 10 s of CPU in all; the band holds a repetition with other random numbers with 99 %."""
+    """About 10 s of CPU in all; the band contains a repetition with other random numbers with probability 99 %."""
     commit = os.environ.get("STEPPE_COMMIT") or subprocess.check_output(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, text=True
     )

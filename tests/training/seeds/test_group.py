@@ -1,4 +1,4 @@
-"""Groups of seeds: members side by side, one that fails, Ctrl-C, a killed parent, and resuming as a whole."""
+"""Groups of seeds: members in parallel, one that fails, Ctrl-C, a killed parent, and resuming the group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from steppe.records.run_directory import list_runs
 from steppe.training.seeds.group import SeedGroup, parse_seeds, run_group, runs_at_once
 
 STEPPE = Path(sys.executable).with_name("steppe")
-PATIENCE_S = 300.0  # only bounds how long a failure takes
+PATIENCE_S = 300.0  # limits only how long a failure takes
 TABLE = {"env": "steppe/Identity-v0", "algo": "q-learning", "runtime": "inline"}
 ENDLESS = ["train", TABLE["env"], "--algo", TABLE["algo"], "--runtime", "inline", "--steps", str(10**9), "--name", "g"]
 
@@ -71,7 +71,7 @@ def test_as_many_runs_at_once_as_cores_and_memory_allow():
     assert runs_at_once(resolved(), 4, plenty) == 4
     assert (
         runs_at_once(resolved(runtime="processes", actors=3, mode="sync"), 8, plenty) == 2
-    )  # a core for the learner too
+    )  # one more core for the learner
     network = {"algo": "ppo", "env": "CartPole-v1", "flow.threads": 2}
     assert runs_at_once(resolved(**network), 8, plenty) == 4
     assert runs_at_once(resolved(), 64, 2**30) == 2  # of 350 MB each, in 80 % of 1 GiB
@@ -79,7 +79,7 @@ def test_as_many_runs_at_once_as_cores_and_memory_allow():
 
 
 @pytest.mark.unit
-def test_a_taken_directory_is_refused_and_nothing_is_written(tmp_path):
+def test_an_existing_directory_is_refused_and_nothing_is_written(tmp_path):
     taken = tmp_path / "runs" / "g-seed-2"
     taken.mkdir(parents=True)
     (taken / "run.json").write_text("{}")
@@ -89,7 +89,7 @@ def test_a_taken_directory_is_refused_and_nothing_is_written(tmp_path):
 
 
 @pytest.mark.unit
-def test_what_other_processes_cannot_import_is_refused():
+def test_objects_that_other_processes_cannot_import_are_refused():
     with pytest.raises(FactoryError, match="top level"):
         steppe.train(lambda: None, algo="q-learning", runtime="inline", seeds=2)
 
@@ -113,7 +113,7 @@ def test_a_damaged_or_newer_manifest_is_named():
 
 
 @pytest.mark.integration
-def test_a_failed_seed_is_named_the_others_go_on_and_resume_completes_the_group(steppe, tmp_path):
+def test_a_failed_seed_is_named_the_others_continue_and_resume_completes_the_group(steppe, tmp_path):
     in_the_way = tmp_path / "runs" / "g-seed-1"
     in_the_way.parent.mkdir()
     in_the_way.write_text("a file, where the run's directory should be")
@@ -138,7 +138,7 @@ def test_a_failed_seed_is_named_the_others_go_on_and_resume_completes_the_group(
 
 
 @pytest.mark.integration
-def test_a_group_from_python():
+def test_a_group_can_be_started_from_python():
     result = steppe.train(**TABLE, steps=64, seeds=[3], name="g")
     assert list(result.returns) == [3]
     assert result.failed == []
@@ -155,7 +155,7 @@ def test_the_fault_of_a_group_names_its_seeds(tmp_path):
 
 
 @pytest.mark.integration
-def test_ctrl_c_stops_all_members_in_order(tmp_path):
+def test_ctrl_c_stops_all_members_in_an_orderly_way(tmp_path):
     parent = subprocess.Popen([STEPPE, *ENDLESS, "--seeds", "2", "--jobs", "2"], cwd=tmp_path, stderr=subprocess.PIPE)
     wait_until(lambda: live_seeds() == {0, 1} or parent.poll() is not None)
     parent.send_signal(signal.SIGINT)
@@ -166,7 +166,7 @@ def test_ctrl_c_stops_all_members_in_order(tmp_path):
 
 
 @pytest.mark.integration
-def test_after_its_parent_was_killed_a_group_is_resumed_with_the_run_that_is_still_going_on(tmp_path):
+def test_a_group_whose_parent_was_killed_is_resumed_with_its_running_member(tmp_path):
     parent = subprocess.Popen(
         [STEPPE, *ENDLESS, "--seeds", "2", "--jobs", "1"], cwd=tmp_path, stderr=subprocess.DEVNULL
     )

@@ -1,4 +1,4 @@
-"""Reports on groups: what is computed, what is refused, and pages that load nothing from elsewhere."""
+"""Reports on groups: calculated values, refused input, and pages that load nothing from other hosts."""
 
 from __future__ import annotations
 

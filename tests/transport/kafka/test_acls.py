@@ -1,4 +1,6 @@
-"""What docs/kafka.md says that each role must be allowed: enough for a run, on a broker that lets nobody do anything else."""
+"""The access rights that docs/kafka.md lists for each role are sufficient for a run, on a broker that allows nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,9 @@ VERBS = {"read", "write", "describe", "describe_configs"}
 PASSWORD = "a secret of this test"
 MINE, THEIRS = "mine.", "theirs."
 ROWS = {"actor": "actor", "learner": "learner", "manager": "manager", "controller": "who controls"}  # principal → row
-ALL, REST = "trainer", "`steppe train`, `steppe serve`"  # who has the rights of every row, and of this one
+ALL, REST = "trainer", "`steppe train`, `steppe serve`"  # who has the rights of every row including this one
 PUBLISHING = ("transactional id", "steppe/", "write")
-LACKING = {  # principal → the role it is, what it lacks of that role's row, and what it hears of
+LACKING = {  # principal → its role, the missing right of that role's row, and the error it gets
     "mute": ("actor", ("topic", EXPERIENCES, "write"), MINE + EXPERIENCES),
     "blind": ("actor", ("topic", MODEL_UPDATES, "read"), MINE + MODEL_UPDATES),
     "silent": ("actor", ("topic", "metrics.actors", "write"), MINE + "metrics.actors"),
@@ -76,7 +78,7 @@ LONG = (*SMALL, "-s", "steps=100000000")
 
 @dataclass(frozen=True)
 class Strict(DevBroker):
-    """Whoever comes says who he is, and may do what he was allowed. The broker's own door is another."""
+    """Clients authenticate and have only the rights that they were granted. The broker itself uses another listener."""
 
     def settings(self, port):
         plain = super().settings(port)
@@ -102,7 +104,7 @@ class Strict(DevBroker):
 
 
 def documented(row):
-    """(kind of resource, its name or how it begins, operation) of one row of the page's table."""
+    """Return (resource type, name or prefix, operation) of one row of the page's table."""
     ((topics, besides),) = re.findall(rf"^\| {row} \|([^|]*)\|([^|]*)\|$", PAGE.read_text(), re.MULTILINE)
     for clause in topics.split(";"):
         verbs, names = VERBS & set(re.findall(r"\w+", clause.partition("`")[0])), re.findall(r"`([^`]+)`", clause)
@@ -158,14 +160,14 @@ def strict(kafka, tmp_path_factory):
 
 
 def as_role(user, role, address, run, *more):
-    """The words of a command."""
+    """Return the arguments of the command."""
     words = ["role", role, *more, "--kafka", address, "--run", run, "-s", f"kafka.prefix={MINE}"]
     return [*words, "-s", "kafka.security=sasl", "-s", f"kafka.username={user}"]
 
 
 @contextmanager
-def coming(host, user, role, address, run, runs, *more):
-    """A role while it runs, which is a fork of `host`."""
+def running_role(host, user, role, address, run, runs, *more):
+    """Run a role as a fork of `host`."""
     runs.mkdir()
     words = as_role(user, role, address, run, *more)
     process = host.start(words, {**os.environ, "STEPPE_RUNS": str(runs)}, runs.parent, runs)
@@ -177,7 +179,7 @@ def coming(host, user, role, address, run, runs, *more):
 
 
 def spoil(connection):
-    """Put something into experiences that is no segment."""
+    """Send something to the topic of experiences that is no segment."""
     producer = connection.producer()
     about = [("run", connection.run.encode()), ("kind", b"segment")]
     producer.produce(connection.topic(EXPERIENCES), b"not a segment", b"key", 0, headers=about)
@@ -185,13 +187,15 @@ def spoil(connection):
 
 
 @pytest.mark.slow
-def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, torch_host, tmp_path, monkeypatch):
+def test_documented_rights_suffice_for_a_run_and_its_control(strict, torch_host, tmp_path, monkeypatch):
     config = known_as(strict, "admin")
     with ExitStack() as stack:
         started = {}
         for role in ("learner", "actor", "manager"):
             words = LONG if role == "learner" else ()
-            started[role] = stack.enter_context(coming(torch_host, role, role, strict, "run", tmp_path / role, *words))
+            started[role] = stack.enter_context(
+                running_role(torch_host, role, role, strict, "run", tmp_path / role, *words)
+            )
         wait_until(lambda: find_manifest(config, "run"), "a charter")
         connection = KafkaConnection(config, find_manifest(config, "run").run)
         spoil(connection)
@@ -219,7 +223,7 @@ def state(service):
 
 
 @pytest.mark.slow
-def test_all_of_it_is_enough_to_train(strict, tmp_path):
+def test_all_rights_together_suffice_for_steppe_train(strict, tmp_path):
     done = subprocess.run(
         [STEPPE, "train", *SMALL, "--steps", "500", "--runtime", "kafka", "--kafka", strict, "--name", "whole", "--json",
          "-s", f"kafka.prefix={MINE}", "-s", "kafka.security=sasl", "-s", f"kafka.username={ALL}"],
@@ -232,8 +236,8 @@ def test_all_of_it_is_enough_to_train(strict, tmp_path):
 
 
 @pytest.mark.slow
-def test_who_lacks_something_ends_with_one_sentence(strict, torch_host, tmp_path):
-    with coming(torch_host, "learner", "learner", strict, "other", tmp_path / "learner", *LONG):
+def test_a_role_without_a_right_ends_with_one_sentence(strict, torch_host, tmp_path):
+    with running_role(torch_host, "learner", "learner", strict, "other", tmp_path / "learner", *LONG):
         wait_until(lambda: find_manifest(known_as(strict, "admin"), "other"), "a charter")
         for number, user in enumerate(["stranger", *LACKING]):
             role, _, named = LACKING.get(user, ("actor", None, MINE + "commands.control"))
@@ -264,8 +268,8 @@ def test_nothing_else_is_allowed(strict):
 
 
 @pytest.mark.slow
-def test_forgeries_are_refused_by_the_brokers(strict):
-    """Well-formed lies that no reader can see through, by principals that may not write where they would work."""
+def test_forged_messages_are_refused_by_the_brokers(strict):
+    """Well-formed messages that readers cannot recognise as forged, sent by principals without write access."""
     run = "forged~12345678"
     own = [("run", run.encode())]
     begin = [("kind", b"begin"), *own, ("actor", b"\0" * 8)]
@@ -288,7 +292,7 @@ def test_forgeries_are_refused_by_the_brokers(strict):
 
 
 def outcome(strict, run, user, topic, value, headers):
-    """The code of the error with which brokers refuse a record; None where they take it."""
+    """Return the error code with which brokers refuse a record, or None if they accept it."""
     connection, found = KafkaConnection(known_as(strict, user), run), []
     producer = connection.producer(**{"enable.idempotence": False})
     told = lambda error, message: found.append(error and error.code())  # noqa: E731
@@ -299,7 +303,7 @@ def outcome(strict, run, user, topic, value, headers):
 
 
 def readable(connection, topics):
-    """Those that it may know of, and whose first message, or end, comes."""
+    """Return the topics that it can list and of which it gets the first message or the end."""
     kafka = import_kafka()
     good, bad = (None, KafkaError._PARTITION_EOF), KafkaError.TOPIC_AUTHORIZATION_FAILED
     with closing(connection.consumer()) as consumer:
@@ -318,7 +322,7 @@ def readable(connection, topics):
 
 
 def writable(connection, topics):
-    """Those that take a message, which is nobody's."""
+    """Return the topics that accept a message of it."""
     found, producer = {}, connection.producer(**{"enable.idempotence": False})
     for topic in topics:
         producer.produce(
@@ -331,7 +335,7 @@ def writable(connection, topics):
 
 
 def may_publish(connection):
-    """Whether it can take the place of a run's learner."""
+    """Return whether it can replace a run's learner."""
     named = {"transactional.id": f"steppe/{MINE}nobody/learner", "message.timeout.ms": 30_000}
     producer = connection.producer(**named)
     refused = refusal(lambda: producer.init_transactions(PATIENCE_S))
@@ -348,7 +352,7 @@ def may_create(connection):
 
 
 def refusal(act):
-    """The code of the broker's answer; None when it is done."""
+    """Return the error code of the broker's reply, or None on success."""
     try:
         act()
     except import_kafka().KafkaException as error:

@@ -1,4 +1,4 @@
-"""A broker of one's own: jars that are checked, a process that is found again, sentences for what is missing."""
+"""The development broker: jars with verified checksums, a process that is found again, messages for what is missing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STEPPE = Path(sys.executable).with_name("steppe")
 
 
 @pytest.mark.slow
-def test_up_status_down(kafka, tmp_path, monkeypatch):
-    """With the session's jars, in a home of its own."""
+def test_up_status_and_down(kafka, tmp_path, monkeypatch):
+    """With the session's jars, in a separate home directory."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / DevBroker.default().jars.name).symlink_to(DevBroker.default().jars)
     environ = {**os.environ, "STEPPE_KAFKA_HOME": str(tmp_path / "home")}
@@ -49,12 +49,12 @@ def test_up_status_down(kafka, tmp_path, monkeypatch):
         say("down")
 
 
-def test_a_taken_port_is_one_sentence(kafka, tmp_path):
+def test_a_used_port_is_reported_in_one_sentence(kafka, tmp_path):
     with pytest.raises(UsageError, match=r"port \d+ of 127.0.0.1 is not available"):
         own_broker(tmp_path).up(int(kafka.rpartition(":")[2]))
 
 
-def test_no_java_is_one_sentence(tmp_path, monkeypatch):
+def test_missing_java_is_reported_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(UsageError, match="needs Java 17 or newer, and there is no java here"):
@@ -66,7 +66,7 @@ def test_no_java_is_one_sentence(tmp_path, monkeypatch):
         find_java()
 
 
-def test_jars_are_those_of_the_lock(kafka, tmp_path, monkeypatch):
+def test_jars_match_the_lock_file(kafka, tmp_path, monkeypatch):
     jars = DevBroker.default().jars
     assert find_jar_differences(jars, read_jar_lock()) == []
     assert any(name.startswith("kafka_2.13-") for name in read_jar_lock())
@@ -88,8 +88,8 @@ def test_jars_are_those_of_the_lock(kafka, tmp_path, monkeypatch):
         fetch_jars(copy)
 
 
-def test_jars_that_maven_brings_are_checked(tmp_path, monkeypatch):
-    """A Maven that brings something else."""
+def test_jars_from_maven_are_verified(tmp_path, monkeypatch):
+    """With a Maven that delivers something else."""
     maven = tmp_path / "bin" / "mvn"
     maven.parent.mkdir()
     maven.write_text(
@@ -106,7 +106,7 @@ def test_jars_that_maven_brings_are_checked(tmp_path, monkeypatch):
     assert dev_broker.COORDINATES
 
 
-def test_the_last_words_of_a_broker_that_died(tmp_path):
+def test_the_last_log_lines_of_a_dead_broker_are_shown(tmp_path):
     broker = DevBroker(tmp_path, tmp_path)
     assert broker.describe_crash() == ""
     (tmp_path / "broker.json").write_text('{"pid": 999999999, "started": 1, "address": "127.0.0.1:1"}')

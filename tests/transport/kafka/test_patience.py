@@ -1,4 +1,4 @@
-"""Errors of a client that pass by themselves, as after a broker's restart, are waited for; others are told at once."""
+"""Temporary errors of a client, as after a broker's restart, are retried; other errors are raised at once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def failure(code):
     return import_kafka().KafkaException(codes(code))
 
 
-class Stumbling:
-    """A client whose calls fail some times, and then answer."""
+class TemporarilyFailing:
+    """A client whose calls fail a number of times and then succeed."""
 
     def __init__(self, code, times, answer=(3, 9), under=None):
         self._code, self._times, self._answer, self._under = code, times, answer, under
@@ -66,36 +66,36 @@ class Stumbling:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("code", PASSING)
-def test_what_passes_by_itself_is_tried_again(code):
+def test_temporary_errors_are_retried(code):
     assert is_transient(failure(code))
-    assert get_watermarks(Stumbling(code, 3), "topic") == (3, 9)
-    assert read_range(Stumbling(code, 2), "topic", 0, 3, 9) == []
+    assert get_watermarks(TemporarilyFailing(code, 3), "topic") == (3, 9)
+    assert read_range(TemporarilyFailing(code, 2), "topic", 0, 3, 9) == []
 
 
 @pytest.mark.unit
-def test_what_does_not_is_told_at_once(monkeypatch):
-    denied = Stumbling(codes.TOPIC_AUTHORIZATION_FAILED, 99)
+def test_permanent_errors_are_raised_at_once(monkeypatch):
+    denied = TemporarilyFailing(codes.TOPIC_AUTHORIZATION_FAILED, 99)
     with pytest.raises(Unreachable):
         get_watermarks(denied, "topic")
     assert denied.tries == 1
     with pytest.raises(RunFailed):
-        read_range(Stumbling(codes.TOPIC_AUTHORIZATION_FAILED, 99), "topic", 0, 3, 9)
+        read_range(TemporarilyFailing(codes.TOPIC_AUTHORIZATION_FAILED, 99), "topic", 0, 3, 9)
     monkeypatch.setattr(transport, "REACH_S", 0.2)
     with pytest.raises(Unreachable, match="cannot be found"):
-        get_watermarks(Stumbling(codes._UNKNOWN_PARTITION, 10**6), "topic")
+        get_watermarks(TemporarilyFailing(codes._UNKNOWN_PARTITION, 10**6), "topic")
 
 
-class Hesitant(KafkaConnection):
+class WithoutTopicAtFirst(KafkaConnection):
     """Its producers do not know a topic at first."""
 
     def producer(self, **more):
-        return Stumbling(codes._UNKNOWN_PARTITION, 3, under=super().producer(**more))
+        return TemporarilyFailing(codes._UNKNOWN_PARTITION, 3, under=super().producer(**more))
 
 
 @pytest.mark.integration
 def test_a_record_waits_for_a_broker_that_does_not_know_its_topic_yet(kafka):
     known = connected(kafka)
-    board = KafkaBoard(Hesitant(known.config, known.run))
+    board = KafkaBoard(WithoutTopicAtFirst(known.config, known.run))
     numbers = [board.post(TRAINING, {"n": n}) for n in range(2)]
     assert [record["n"] for _, record in board.read(TRAINING)] == [0, 1]
     assert all(numbers)
@@ -103,7 +103,7 @@ def test_a_record_waits_for_a_broker_that_does_not_know_its_topic_yet(kafka):
 
 
 class Unstarted(KafkaHandle):
-    """A handle without processes, of a run whose brokers are away."""
+    """A handle without processes, of a run whose brokers are unavailable."""
 
     def __init__(self):
         self._connection, self._num_actors = KafkaConnection(KafkaConfig(address="127.0.0.1:9"), "run"), 1
@@ -115,13 +115,13 @@ class Unstarted(KafkaHandle):
         return self._num_actors
 
     def excused(self, fault):
-        """Whether the restart after that fault does not count, and how many did not so far."""
+        """Return whether the restart after that fault is not counted, and how many were not counted so far."""
         return self._is_transient("actor-1", fault), self._excused_restarts["actor-1"]
 
 
 @pytest.mark.unit
 def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
-    """The command is refused with one sentence, and nothing has changed."""
+    """The command is refused in one sentence, and nothing has changed."""
     monkeypatch.setattr(runtime, "SCALE_S", 0.2)
     handle = Unstarted()
     supervisor = SimpleNamespace(handle=handle)
@@ -131,7 +131,7 @@ def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
 
 
 @pytest.mark.unit
-def test_a_role_that_reached_no_broker_is_started_again_and_that_is_no_restart_of_its_own():
+def test_restarts_for_unavailable_brokers_are_not_counted():
     handle = Unstarted()
     assert handle.excused(Fault.of("actor-1", Unreachable("no broker"))) == (True, 1)
     assert handle.excused(Fault.of("actor-1", RunFailed("its own"))) == (False, 1)

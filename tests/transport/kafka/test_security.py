@@ -1,4 +1,4 @@
-"""A broker that lets in only those with a password, over TLS."""
+"""A broker that accepts only clients with a password, over TLS."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PASSWORD = "a secret of this test"
 
 
 @dataclass(frozen=True)
-class Guarded(DevBroker):
-    """Clients come by SASL over TLS; the broker itself by a door of its own."""
+class SaslBroker(DevBroker):
+    """Clients use SASL over TLS; the broker itself uses another listener."""
 
     tls: Tls | None = None
 
@@ -62,7 +62,7 @@ def tls(tmp_path_factory):
 @pytest.fixture(scope="module")
 def guarded(kafka, tls, tmp_path_factory):
     usual = own_broker(tmp_path_factory.mktemp("guarded"))
-    broker = Guarded(usual.home, usual.jars, tls=tls)
+    broker = SaslBroker(usual.home, usual.jars, tls=tls)
     try:
         yield f"localhost:{broker.up(0).address.rpartition(':')[2]}"
     finally:
@@ -75,7 +75,7 @@ def config(address, tls, **more):
 
 
 @pytest.mark.slow
-def test_the_right_password_gets_in(guarded, tls, monkeypatch):
+def test_the_right_password_is_accepted(guarded, tls, monkeypatch):
     monkeypatch.setenv("STEPPE_KAFKA_PASSWORD", PASSWORD)
     connection = KafkaConnection(config(guarded, tls, prefix="in."), "run~1")
     ensure_topics(connection)
@@ -87,7 +87,7 @@ def test_the_right_password_gets_in(guarded, tls, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["another password", "no password", "another authority"])
-def test_others_do_not(how, guarded, tls, monkeypatch, tmp_path):
+def test_other_credentials_are_refused(how, guarded, tls, monkeypatch, tmp_path):
     monkeypatch.setenv("STEPPE_KAFKA_PASSWORD", PASSWORD if how != "another password" else "guessed")
     told = config(guarded, tls)
     if how == "no password":
@@ -99,7 +99,7 @@ def test_others_do_not(how, guarded, tls, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_gets_in_by_its_environment_and_leaves_no_secret(guarded, tls, tmp_path):
+def test_a_run_takes_its_password_from_the_environment_and_stores_no_secret(guarded, tls, tmp_path):
     (tmp_path / "run.toml").write_text(
         f'[kafka]\nsecurity = "sasl-tls"\nusername = "steppe"\nca = "{tls.certificate}"\npartitions = 2\n'
     )

@@ -1,4 +1,4 @@
-"""Segments and weights over a real broker: what is refused and where it goes, whose word counts, where a reader goes on."""
+"""Segments and weights over a real broker: refused messages, replaced writers, and where a reader continues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RUN = "conformance"
 
 @contextmanager
 def kafka_channel(connection, actors=2, slots=4, marks=None, incarnations=None):
-    """A reader, and a way to make writers, all closed at the end."""
+    """Yield a reader and a function that creates writers; all are closed at the end."""
     partition_readers = [PartitionReader(connection, group=f"steppe-{connection.run}")]
     kafka_reader = KafkaReader(
         connection, partition_readers[0], SPEC, actors, slots, marks or marks_at_end(connection, 2), incarnations
@@ -68,7 +68,7 @@ def kafka_channel(connection, actors=2, slots=4, marks=None, incarnations=None):
 
 
 def polled(kafka_reader):
-    """The next segment, however long it takes."""
+    """Return the next segment, however long it takes."""
     found = []
     wait_until(lambda: found or (found.extend([s for s in [kafka_reader.poll()] if s is not None]) or found))
     return found[0]
@@ -90,7 +90,7 @@ def encoded(spec=SPEC, run=RUN, actor=0, sequence=0):
     return encode_segment(segment)
 
 
-def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
+def test_refused_messages_go_to_the_dead_letter_topic_and_reading_continues(kafka):
     connection = connected(kafka)
     from dataclasses import replace
 
@@ -124,8 +124,8 @@ def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
         assert message.value() == value[:4096]
 
 
-def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
-    """Offsets count by partition: the same number elsewhere is somebody else's message."""
+def test_refusals_in_another_partition_do_not_concern_the_writer(kafka):
+    """Offsets are counted per partition: the same offset elsewhere is another message."""
     connection = connected(kafka)
     topic, home = connection.topic("experiences"), partition_of(connection.run, 0, 2)
     with kafka_channel(connection) as (kafka_reader, writer):
@@ -133,7 +133,9 @@ def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
         send(kafka_writer, RUN, 0, 0)
         polled(kafka_reader)
         producer = connection.producer()
-        for _ in range(2):  # so that the last one's offset is that of the writer's segment, behind its beginning
+        for _ in range(
+            2
+        ):  # so that the last one has the offset of the writer's segment, which follows its start message
             producer.produce(topic, b"x", b"key", 1 - home, headers=headers(connection, schema=word(99)))
         assert producer.flush(PATIENCE_S) == 0
         wait_until(lambda: kafka_reader.poll() is None and kafka_reader.dropped["rejected"] == 2)
@@ -143,8 +145,10 @@ def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
         assert polled(kafka_reader).header.sequence == 1
 
 
-def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
-    """Whole segments and beginnings in the wrong partition, of a life that never began, or out of order; and claims about lives."""
+def test_misaddressed_messages_are_refused_and_end_no_writer(kafka):
+    """Whole segments and start messages in the wrong partition, of an unknown incarnation, or out of order; and false
+    claims about incarnations.
+    """
     connection = connected(kafka)
     topic, home = connection.topic("experiences"), partition_of(connection.run, 0, 2)
     with kafka_channel(connection) as (kafka_reader, writer):
@@ -182,8 +186,8 @@ def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
 
 
 @pytest.mark.regression
-def test_a_begin_with_contents_ends_no_writer_and_hides_no_segment(kafka):
-    """The reader puts it aside, so nobody else may take it for the beginning of another incarnation."""
+def test_a_start_message_with_content_ends_no_writer_and_hides_no_segment(kafka):
+    """The reader refuses it, so others must not take it for the start of another incarnation."""
     connection = connected(kafka)
     topic, home, key = connection.topic("experiences"), partition_of(connection.run, 0, 2), connection.key(0)
     begin = [("kind", b"begin"), ("run", connection.run.encode()), ("actor", word(0))]
@@ -205,16 +209,16 @@ def test_a_begin_with_contents_ends_no_writer_and_hides_no_segment(kafka):
         assert find_last_segment(connection, 0, home) == (1, b"one")
 
 
-class Narrow(KafkaConnection):
-    """One message at a time may wait for the broker, and does so for a while."""
+class OneMessageAtATime(KafkaConnection):
+    """Allows one message at a time to wait for the broker, and delays it."""
 
     def producer(self, **more):
         return super().producer(**{"queue.buffering.max.messages": 1, "linger.ms": 500, **more})
 
 
-def test_a_writer_is_told_to_wait_while_as_much_as_may_be_is_under_way(kafka):
+def test_a_writer_waits_while_the_maximum_is_in_flight(kafka):
     connection = connected(kafka)
-    with kafka_channel(Narrow(connection.config, connection.run)) as (kafka_reader, writer):
+    with kafka_channel(OneMessageAtATime(connection.config, connection.run)) as (kafka_reader, writer):
         kafka_writer, offered = writer(0), []
         for sequence in range(2):
             segment = kafka_writer.blank(0)
@@ -226,8 +230,8 @@ def test_a_writer_is_told_to_wait_while_as_much_as_may_be_is_under_way(kafka):
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkeypatch, taken):
-    """Between its first word and its first look somebody else may take its place, and rounds may have gone on."""
+def test_a_slow_writer_receives_all_messages_about_it(kafka, monkeypatch, taken):
+    """Between its start message and its first poll it can be replaced, and rounds can continue."""
     find, slow = channel.find_last_segment, [True]
 
     def meanwhile(connection, actor, home, before=None):
@@ -236,7 +240,7 @@ def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkey
                 writer(0)
             wait_until(lambda: kafka_reader.poll() is None and len(kafka_reader.joined) == 1 + taken)
             kafka_reader.set_round_offset(0, 7)
-            assert kafka_reader.close(PATIENCE_S)  # it is told of
+            assert kafka_reader.close(PATIENCE_S)  # the reader sends messages about it
         return find(connection, actor, home, before=before)
 
     monkeypatch.setattr(channel, "find_last_segment", meanwhile)
@@ -252,8 +256,8 @@ def _flipped(data):
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-class Handing:
-    """A feed that hands on what a test gives it."""
+class ScriptedFeed:
+    """A feed that returns what the test gives it."""
 
     def __init__(self):
         self.takers = {}
@@ -307,7 +311,7 @@ class Crafted:
 
 @pytest.fixture(scope="module")
 def fuzzed(kafka):
-    connection, partition_reader = connected(kafka), Handing()
+    connection, partition_reader = connected(kafka), ScriptedFeed()
     kafka_reader = KafkaReader(connection, partition_reader, SPEC, 2, 4, marks_at_end(connection, 2))
     yield connection, partition_reader, kafka_reader
     kafka_reader.close()
@@ -322,8 +326,8 @@ names = st.sampled_from(["kind", "run", "actor", "epoch", "sequence", "version",
     cut=st.integers(0, 2**12),
     flips=st.lists(st.tuples(st.integers(0, 2**14), st.integers(1, 255)), max_size=3),
 )
-def test_nothing_that_comes_can_break_the_reader(fuzzed, changes, cut, flips):
-    """Whatever is wrong with a message, it is handed out whole or put aside."""
+def test_arbitrary_messages_cannot_break_the_reader(fuzzed, changes, cut, flips):
+    """Whatever is wrong with a message, it is either delivered whole or refused."""
     connection, partition_reader, kafka_reader = fuzzed
     data = bytearray(encoded()[: None if cut > 2**11 else -1 - cut])
     for where, mask in flips:
@@ -340,8 +344,8 @@ def test_nothing_that_comes_can_break_the_reader(fuzzed, changes, cut, flips):
     kafka_reader.release(segment)
 
 
-def test_what_a_killed_writer_still_sent_counts_for_nothing(kafka):
-    """Its heir went on from what was there when it began."""
+def test_late_messages_of_a_killed_writer_are_ignored(kafka):
+    """Its successor continued from what was there when it started."""
     connection = connected(kafka)
     with kafka_channel(connection) as (kafka_reader, writer):
         first = writer(0)
@@ -373,9 +377,10 @@ def test_what_a_killed_writer_still_sent_counts_for_nothing(kafka):
 
 
 @pytest.mark.regression
-def test_another_reader_knows_too_who_was_overtaken(kafka):
-    """What the dead sent counts for nothing, also where the heir's beginning is in front of where this reader goes on; what
-    is in front of that beginning, and was not learned from yet, counts."""
+def test_another_reader_knows_replaced_writers(kafka):
+    """Late messages of a replaced writer are ignored even if the successor's start message lies before the point at
+    which this reader continues; messages before that start which were not yet learned from count.
+    """
     connection = connected(kafka)
     with kafka_channel(connection) as (kafka_reader, writer):
         first, other = writer(0), writer(0 + 1)
@@ -385,7 +390,7 @@ def test_another_reader_knows_too_who_was_overtaken(kafka):
         segments = [polled(kafka_reader) for _ in range(2)]
         wait_until(lambda: first.blank(0) is not None)
         blank = first.blank(0)
-        first.blank = lambda actor: blank  # it hears nothing from now on, as one that stood still
+        first.blank = lambda actor: blank  # it receives nothing from now on, like a process that hangs
         successor = writer(0)
         send(other, RUN, 1, 0)
         other.close()
@@ -414,8 +419,8 @@ def test_another_reader_knows_too_who_was_overtaken(kafka):
             assert kafka_reader.dropped["overtaken"] == 2
 
 
-def test_a_reader_goes_on_exactly_where_another_was(kafka):
-    """Released out of order: what was released does not come again, what was not does."""
+def test_a_reader_continues_exactly_where_another_ended(kafka):
+    """Released out of order: released segments are not repeated, others are."""
     connection = connected(kafka)
     marks = marks_at_end(connection, 2)
     with kafka_channel(connection, actors=1, slots=6, marks=marks) as (kafka_reader, writer):
@@ -428,13 +433,13 @@ def test_a_reader_goes_on_exactly_where_another_was(kafka):
         told = {number: (low, done) for number, low, done in kafka_reader.mark()["marks"]}
         with kafka_channel(connection, actors=1, slots=6, marks=told) as (other, _):
             first = polled(other)
-            other.release(first)  # in front of those that are done: they must not come back for that
+            other.release(first)  # before the finished ones, which must not be repeated because of it
             rest = [polled(other) for _ in range(2)]
             assert [segment.header.sequence for segment in (first, *rest)] == [1, 4, 5]
             assert other.poll() is None
 
 
-def test_a_long_backlog_takes_bounded_memory(kafka):
+def test_a_long_backlog_needs_bounded_memory(kafka):
     connection = connected(kafka)
     marks = marks_at_end(connection, 2)
     with kafka_channel(connection, actors=1, slots=60, marks=marks) as (_, writer):
@@ -456,7 +461,7 @@ def test_a_long_backlog_takes_bounded_memory(kafka):
             assert come == list(range(60))
 
 
-def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(kafka, tmp_path):
+def test_weights_and_offsets_are_committed_together_and_a_second_publisher_fences_the_first(kafka, tmp_path):
     connection = connected(kafka)
     group = f"steppe-{connection.run}"
     with kafka_channel(connection) as (kafka_reader, writer):
@@ -491,8 +496,8 @@ def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(ka
         second.close()
 
 
-class Dawdling:
-    """A producer whose first commit of weights comes when the broker has given up the transaction."""
+class SlowProducer:
+    """A producer whose first commit of weights comes after the broker has aborted the transaction."""
 
     def __init__(self, producer, connection, late):
         self._producer, self._connection, self._late, self._weights = producer, connection, late, False
@@ -508,28 +513,28 @@ class Dawdling:
         if self._weights and not self._late:
             self._late.append(1)
             topic, consumer = self._connection.topic("model_updates"), self._connection.consumer()
-            before = get_watermarks(consumer, topic)[1]  # as far as everything is decided
+            before = get_watermarks(consumer, topic)[1]  # up to the last decided transaction
             self._producer.flush(PATIENCE_S)
             wait_until(lambda: get_watermarks(consumer, topic)[1] > before, "the broker's patience")
             consumer.close()
         self._producer.commit_transaction(timeout_s)
 
 
-def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
-    """As after a long pause of the machine: nobody else has taken over, and the learner goes on."""
+def test_a_transaction_aborted_by_brokers_is_repeated(kafka, tmp_path):
+    """As after a long pause of the machine: no other learner has taken over, and this one continues."""
     late = []
 
-    class Hasty(KafkaConnection):
-        """Brokers give up its transactions after a second."""
+    class ShortTransactions(KafkaConnection):
+        """Brokers abort its transactions after a second."""
 
         def producer(self, **more):
             if "transactional.id" not in more:
                 return super().producer(**more)
             brief = {"transaction.timeout.ms": 1000, "message.timeout.ms": 900}
-            return Dawdling(super().producer(**more | brief), self, late)
+            return SlowProducer(super().producer(**more | brief), self, late)
 
     known = connected(kafka)
-    connection = Hasty(known.config, known.run)
+    connection = ShortTransactions(known.config, known.run)
     publisher, consumer = WeightPublisher(connection, None, tmp_path), connection.consumer()
     store, topic = KafkaWeights(connection, None, tmp_path, publisher), connection.topic("model_updates")
     for version in range(2):
@@ -549,7 +554,7 @@ def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
     publisher.close()
 
 
-def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
+def test_an_inconsistent_claim_is_refused(kafka, tmp_path):
     connection = connected(kafka, claim_mb=1e-6)
     publisher = WeightPublisher(connection, None, tmp_path)
     store, partition_reader = KafkaWeights(connection, None, tmp_path, publisher), PartitionReader(connection)
@@ -575,8 +580,8 @@ def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
     partition_reader.close()
 
 
-def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
-    """Between two looks of a reader: what is no weights, is of another layout or version, or came before."""
+def test_invalid_messages_do_not_replace_weights(kafka, tmp_path):
+    """Between two polls of a reader: messages that are no weights, have another layout or version, or are old."""
     connection = connected(kafka)
     publisher, partition_reader = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
     store, reader = (
@@ -610,14 +615,14 @@ def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
     wait_until(lambda: reader.newer_than("policy", 2) is not None)
     late = KafkaWeights(connection, None, tmp_path)
     assert late.last_published_version("policy") == 3
-    count = len(bad) - 1  # the one without a version is older than what was there
+    count = len(bad) - 1  # the one without a version is older than the existing weights
     wait_until(lambda: reader.newer_than("policy", 2) and len(dead_letters(connection)) >= count, "what is put aside")
     assert len(dead_letters(connection)) == count
     publisher.close()
     partition_reader.close()
 
 
-def test_drift_is_named(kafka):
+def test_changed_topic_settings_are_reported(kafka):
     connection = connected(kafka)
     admin, kind = connection.admin(), import_kafka().admin
     other = kind.ConfigEntry("retention.ms", "1000", incremental_operation=kind.AlterConfigOpType.SET)
@@ -649,7 +654,7 @@ def test_a_deleted_topic_ends_the_reader_with_the_reason(kafka):
         wait_until(told)
 
 
-def test_secrets_come_from_the_environment_alone(monkeypatch):
+def test_secrets_are_read_from_the_environment_only(monkeypatch):
     config = KafkaConfig(address="a:1", security="sasl-tls", username="u", ca="/ca.pem")
     monkeypatch.delenv("STEPPE_KAFKA_PASSWORD", raising=False)
     with pytest.raises(ConfigError, match="STEPPE_KAFKA_PASSWORD"):
@@ -666,8 +671,8 @@ def test_secrets_come_from_the_environment_alone(monkeypatch):
         KafkaConfig(ca="/ca.pem")
 
 
-def test_large_weights_are_not_slow(kafka, tmp_path):
-    """A megabyte arrives whole, many times over, at a reader that came first."""
+def test_large_weights_arrive_whole(kafka, tmp_path):
+    """A megabyte arrives whole, many times, at a reader that was there first."""
     connection = connected(kafka)
     publisher, partition_reader = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
     store, reader = (

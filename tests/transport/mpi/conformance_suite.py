@@ -1,7 +1,7 @@
 """The conformance suites of Channel and WeightStore between real ranks: test_transport.py runs this under mpiexec.
 
-The first rank runs the tests. The others do what it asks of them: each holds the other end of a channel or store, and
-between two requests it lets messages come and go, as a role's rank does.
+The first rank runs the tests. The others execute its requests: each holds the other end of a channel or store and,
+between two requests, lets messages progress as a role's rank does.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def receive(source, tag, progress):
     status = MPI.Status()
     while (message := WORLD.Improbe(source, tag, status)) is None:
         progress()
-        os.sched_yield()  # there may be more ranks than cores
+        os.sched_yield()  # there can be more ranks than cores
     data = bytearray(status.Get_count(MPI.BYTE))
     message.Recv(data)
     return msgspec.msgpack.decode(data)
 
 
 def ask(rank, what, *words, progress=lambda: None):
-    """Have another rank do something, and let messages come and go until it has."""
+    """Have another rank execute a request, and let messages progress until it has."""
     send([what, *words], rank, REQUEST)
     answer = receive(rank, REPLY, progress)
     assert answer is None or not isinstance(answer, dict), answer
     return answer
 
 
-class Other:
-    """What a rank that is not the first holds, and does with it."""
+class RemoteRank:
+    """The objects of a rank that is not the first, and its requests."""
 
     def __init__(self):
         self.link = None
@@ -85,7 +85,7 @@ class Other:
         return self.link.offer(segment)
 
     def burst(self, actor, run, num_segments):
-        """Send as fast as credits come; every byte says which segment it belongs to."""
+        """Send as fast as credits arrive; every byte identifies its segment."""
         for sequence in range(num_segments):
             while (segment := self.link.blank(actor)) is None:
                 pass
@@ -108,7 +108,7 @@ class Other:
 
 
 def serve():
-    other = Other()
+    other = RemoteRank()
     while True:
         what, *words = receive(0, REQUEST, other.progress)
         if what == "end":
@@ -117,7 +117,7 @@ def serve():
             answer = getattr(other, what)(*words)
         except Exception as error:  # noqa: BLE001 - the first rank fails its test with it
             answer = {"error": repr(error)}
-        if what not in ("channel", "store"):  # these are done together, after the reply
+        if what not in ("channel", "store"):  # these are executed together, after the reply
             send(answer, 0, REPLY)
 
 
@@ -137,7 +137,7 @@ def together(what, make, *words):
 
 
 class RemoteWriter:
-    """A channel as the rank of each actor holds it; segments are filled here and carried over."""
+    """A channel as the rank of each actor has it; segments are filled here and copied there."""
 
     def __init__(self, reader, ranks):
         self.reader, self.ranks = reader, ranks
@@ -180,13 +180,13 @@ class TestChannelBetweenRanks(ChannelConformance):
             yield channel
 
     def beside(self, channel):
-        while not channel.settled:  # what was primed has arrived
+        while not channel.settled:  # the first credits have arrived
             channel.progress()
         return RemoteWriter(channel, self.ranks)
 
 
-def test_large_segments_come_whole_and_in_order():
-    """Larger than what MPI buffers, so that two are on their way at once."""
+def test_large_segments_arrive_whole_and_in_order():
+    """Larger than the buffers of MPI, so that two are in transit at once."""
     spec, run, num_segments = replace(SPEC, num_envs=4000), "large", 40
     ranks = list(OTHERS)
     with together("channel", lambda: MpiChannel(WORLD, spec, run, ranks, 3), run, ranks, 3, spec.num_envs) as channel:
@@ -232,7 +232,7 @@ class TestWeightsBetweenRanks(WeightStoreConformance):
     def beside(self, store):
         return RemoteReader(store, OTHERS[next(self.number) % len(OTHERS)])
 
-    def test_what_was_published_here_is_read_here(self):
+    def test_weights_can_be_read_where_they_were_published(self):
         self.beside = lambda store: store
         self.test_the_newest_wins()
         self.test_publishing_copies()
@@ -246,7 +246,7 @@ class TestWeightsBetweenRanks(WeightStoreConformance):
             for rank in OTHERS:
                 assert receive(rank, REPLY, store.progress) is None
 
-    def test_a_reader_that_is_busy_costs_the_writer_no_memory(self, monkeypatch):
+    def test_a_busy_reader_costs_the_writer_no_memory(self, monkeypatch):
         made, blank = [], WeightsFrame.blank
         monkeypatch.setattr(WeightsFrame, "blank", lambda *words: made.append(words) or blank(*words))
         with self.make() as store:

@@ -19,7 +19,7 @@ SUITE = Path(__file__).with_name("conformance_suite.py")
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", rest_slow(2, 4))
-def test_links_between_ranks(ranks):
+def test_channel_and_weights_between_ranks(ranks):
     command = [find_mpiexec(), "-n", str(ranks), sys.executable, SUITE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

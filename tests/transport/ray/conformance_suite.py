@@ -1,6 +1,8 @@
-"""The conformance suites of Channel and WeightStore between the processes of a Ray cluster: test_transport.py runs this.
+"""The conformance suites of Channel and WeightStore between the processes of a Ray cluster: test_transport.py runs
+this.
 
-The driver reads segments and publishes weights; three Ray actors on two nodes hold the other ends and do what it asks.
+The driver reads segments and publishes weights; three Ray actors on two nodes hold the other ends and execute its
+requests.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ ray = import_ray()
 holders = []
 
 
-class Holder:
-    """What is at the other end: an outlet and a store, and a count of the slots that came back."""
+class RemoteEnd:
+    """The other end: a channel's writer, a store, and a count of the returned slots."""
 
     def __init__(self):
         self.changed = threading.Condition()
@@ -65,7 +67,7 @@ class Holder:
         return self.channel.offer(segment)
 
     def burst(self, actor, run, num_segments):
-        """Send as fast as credits come; every byte says which segment it belongs to."""
+        """Send as fast as credits arrive; every byte identifies its segment."""
         for sequence in range(num_segments):
             while (segment := self.channel.blank(0)) is None:
                 with self.changed:
@@ -96,8 +98,8 @@ def ask(reference):
     return ray.get(reference, timeout=PATIENCE_S)
 
 
-class PatientInlet(RayReader):
-    """A reader that waits for what it knows to be under way, so that tests need not guess how long a call takes."""
+class WaitingReader(RayReader):
+    """A reader that waits for calls that it knows to be in progress, so that tests need not guess their duration."""
 
     def __init__(self, *sizes):
         self.changed = threading.Condition()
@@ -126,7 +128,7 @@ class PatientInlet(RayReader):
 
 
 class RemoteWriter:
-    """A channel as each actor's process holds it; segments are filled here and carried over."""
+    """A channel as each actor's process has it; segments are filled here and copied there."""
 
     def __init__(self, reader):
         self.reader, self.filling = reader, {}
@@ -149,7 +151,7 @@ class RemoteWriter:
 
 
 @contextmanager
-def kafka_reader(run, num_actors, slots, num_envs=SPEC.num_envs, kind=PatientInlet):
+def kafka_reader(run, num_actors, slots, num_envs=SPEC.num_envs, kind=WaitingReader):
     reader = kind(replace(SPEC, num_envs=num_envs), run, num_actors, slots)
     for actor in range(num_actors):
         ask(holders[actor].kafka_writer.remote(slots, None, num_envs))
@@ -170,7 +172,7 @@ class TestChannel(ChannelConformance):
 
 
 def spilled():
-    """What Ray says it had to write to disk for want of room in its stores."""
+    """Return what Ray wrote to disk because its object stores were full."""
     from ray._private.internal_api import memory_summary
 
     told = memory_summary(stats_only=True)
@@ -178,12 +180,12 @@ def spilled():
     return [line for line in told.splitlines() if "Spill" in line]
 
 
-def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
-    """Six times what the store holds passes through it, from both nodes, to a reader that holds on to one."""
+def test_large_segments_arrive_whole_and_in_order_without_filling_the_store():
+    """Six times the store's size passes through it, from both nodes, to a reader that keeps one segment."""
     run, num_envs = (
         "large",
         14_000,
-    )  # what is under way is half a store, the most that a run may have: runtimes/ray/placement.py
+    )  # half the store is in transit, the most that a run can have: runtimes/ray/placement.py
     num_segments = 6 * STORE_BYTES // replace(SPEC, num_envs=num_envs).nbytes // 2
     bell = threading.Event()
     with kafka_reader(run, 2, 2, num_envs, kind=lambda *sizes: RayReader(*sizes, bell.set)) as channel:
@@ -200,7 +202,7 @@ def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
             assert all((column.view(np.uint8) == expected[actor] % 2).all() for column in segment.columns.values())
             expected[actor] += 1
             held.append(segment)
-            if len(held) == 2:  # with both of a writer's slots held, it could not send its last
+            if len(held) == 2:  # if both of a writer's slots were kept, it could not send its last segment
                 channel.release(held.pop(0))
         for segment in held:
             channel.release(segment)
@@ -209,15 +211,15 @@ def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
     assert not spilled()
 
 
-def test_another_writer_goes_on_after_what_arrived():
-    """What waits is not lost with its writer; what the dead one still sends is not taken for the new one's."""
+def test_another_writer_continues_after_the_arrived_segments():
+    """Waiting segments are not lost with their writer; late ones of the dead writer are not taken for the new writer's."""
     with kafka_reader("heirs", 2, 2) as reader:
         first = RemoteWriter(reader)
         sent = [send(first, "heirs", 0, sequence, state=bytes([sequence])) for sequence in range(2)]
         reader.settle()
         ask(holders[2].kafka_writer.remote(2, None))
         stale = Future()
-        reader.attach(0, lambda _: SimpleNamespace(future=lambda: stale))  # it ends with a call under way
+        reader.attach(0, lambda _: SimpleNamespace(future=lambda: stale))  # it ends during a call
         assert reader.attach(0, holders[2].take_segment.remote) == (1, b"\1")
         stale.set_result(np.zeros(1, np.uint8))
         reader.came = reader.sent
@@ -225,7 +227,7 @@ def test_another_writer_goes_on_after_what_arrived():
         try:
             successor = RemoteWriter(reader)
             sent += [send(successor, "heirs", 0, sequence, state=bytes([sequence])) for sequence in range(2, 4)]
-            reader.credits[0] = -2  # the first two are released to a writer that is gone
+            reader.credits[0] = -2  # the first two are released to a writer that has ended
             for sequence, expected in enumerate(sent):
                 segment = reader.poll()
                 require_equal(segment, expected, None)
@@ -258,7 +260,7 @@ class RemoteReader:
         return None if found is None else decode_weights(found)
 
 
-class BellStore(RayWeights):
+class WakingStore(RayWeights):
     def __init__(self):
         self.wakeup = threading.Event()
         super().__init__(self.wakeup.set)
@@ -276,7 +278,7 @@ class TestWeights(WeightStoreConformance):
 
     @contextmanager
     def make(self):
-        self.number, store = count(), BellStore()
+        self.number, store = count(), WakingStore()
         for index, holder in enumerate(holders):
             ask(holder.store.remote())
             store.attach(str(index), holder.take_weights.remote)
@@ -286,7 +288,7 @@ class TestWeights(WeightStoreConformance):
     def beside(self, store):
         return RemoteReader(store, holders[next(self.number) % len(holders)])
 
-    def test_what_was_published_here_is_read_here(self):
+    def test_weights_can_be_read_where_they_were_published(self):
         self.beside = lambda store: store
         self.test_the_newest_wins()
         self.test_publishing_copies()
@@ -301,14 +303,14 @@ class TestWeights(WeightStoreConformance):
                 ask(watch)
         assert not spilled()
 
-    def test_a_reader_that_comes_later_gets_the_newest(self):
+    def test_a_late_reader_gets_the_newest_weights(self):
         with self.make() as store:
             store.publish(POLICY, some_weights(3))
             ask(holders[0].store.remote())
             store.attach("0", holders[0].take_weights.remote)
             assert RemoteReader(store, holders[0]).newer_than(POLICY, 2).version == 3
 
-    def test_a_reader_that_is_busy_is_handed_nothing_more(self):
+    def test_a_busy_reader_is_sent_no_further_weights(self):
         with self.make() as store:
             answers = []
 
@@ -325,10 +327,10 @@ class TestWeights(WeightStoreConformance):
             assert len(answers) == 2
             answers[1].set_result(None)
 
-    def test_a_reader_that_looks_now_and_then_is_handed_the_newest_that_often(self, monkeypatch):
+    def test_a_reader_that_polls_rarely_is_sent_the_newest_weights_as_rarely(self, monkeypatch):
         now_s, given = time.monotonic(), []
         monkeypatch.setattr(time, "monotonic", lambda: now_s)
-        store = BellStore()
+        store = WakingStore()
         store.attach("seldom", partial(taken, given), every_s=5.0)
         for version, passed_s in ((1, 0.0), (2, 4.0), (3, 4.9)):
             monkeypatch.setattr(time, "monotonic", lambda passed_s=passed_s: now_s + passed_s)
@@ -340,8 +342,8 @@ class TestWeights(WeightStoreConformance):
         assert [WeightsFrame(data).version for data in given] == [1, 3]
         assert store.delivered
 
-    def test_small_weights_go_with_the_call_and_large_ones_once_into_the_store(self):
-        store, given = BellStore(), []
+    def test_small_weights_are_sent_with_the_call_and_large_ones_once_through_the_store(self):
+        store, given = WakingStore(), []
         for name in "ab":
             store.attach(name, partial(taken, given))
         store.publish(POLICY, some_weights(1))
@@ -357,7 +359,7 @@ class TestWeights(WeightStoreConformance):
 
 
 def taken(given, what):
-    """A reader that has taken at once what it is handed: a copy, or the reference."""
+    """Return what a reader took that polls at once: a copy or the reference."""
     given.append(what.copy() if isinstance(what, np.ndarray) else what)
     answer = Future()
     answer.set_result(None)
@@ -384,9 +386,9 @@ if __name__ == "__main__":
     with cluster():
         for index in range(3):
             options = {"num_cpus": 0, "max_concurrency": 12, "resources": {f"node{index % 2}": 1}}
-            holders.append(ray.remote(Holder).options(**options).remote())
+            holders.append(ray.remote(RemoteEnd).options(**options).remote())
         sys.modules["tests.transport.ray.conformance_suite"] = sys.modules[
             "__main__"
-        ]  # as pytest names it: no second import
+        ]  # as pytest names it, to avoid a second import
         code = pytest.main(["-q", "-p", "no:xdist", "--assert=plain", __file__, *sys.argv[1:]])
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What a learner on Ray does with answers that are no segments of its run; no cluster is needed for that."""
+"""How a learner on Ray handles replies that are no segments of its run; without a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.unit, pytest.mark.regression]
 
 
 class Writer:
-    """An actor whose answers the test gives, in any order; `calls` are the slots that it got back."""
+    """An actor whose replies the test sends in any order; `calls` are the slots that were returned to it."""
 
     def __init__(self):
         self.calls, self.waiting = [], []
@@ -52,7 +52,7 @@ def writer(channel):
 
 
 @pytest.mark.parametrize("cut", [slice(None, -1), slice(None, 200), slice(None, HEADER_BYTES)])
-def test_a_segment_of_the_wrong_size_is_emptied_and_counted_and_its_round_goes_on(channel, writer, cut):
+def test_a_segment_of_the_wrong_size_is_emptied_and_counted_and_its_round_continues(channel, writer, cut):
     writer.answer(message(0)[cut])
     writer.answer(message(1, slot=1))
     empty = channel.poll()
@@ -82,7 +82,7 @@ def wrong_head(word, value):
         wrong_head(SegmentFrame.SEND_NUMBER, 2**62),
     ],
 )
-def test_what_says_nothing_of_itself_is_counted_and_passed_over(channel, writer, data):
+def test_replies_without_a_header_are_counted_and_skipped(channel, writer, data):
     writer.answer(data)
     assert writer.calls == [-1, -1, -1], "the writer is asked again"
     writer.answer(message(0))

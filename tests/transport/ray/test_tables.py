@@ -1,5 +1,6 @@
-"""A table that is shared by calls: sums, whoever ends first; workers in place of others; keepers that go. Calls come in threads
-of a pool here, as they do in Ray's; a real cluster is in tests/runtimes/ray/world_suite.py."""
+"""A table shared by remote calls: sums in any order of ending, replaced workers, and owners that end. Here the calls
+run in the threads of a pool, as in Ray; tests/runtimes/ray/world_suite.py uses a real cluster.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ NOTHING = np.empty(0, np.int64)
 
 
 class Calls:
-    """A keeper that is called, and its bell."""
+    """An owner that is called, and its wakeup."""
 
     def __init__(self) -> None:
-        self.wakes = 0  # messages that came, while no answer of its own does
+        self.wakes = 0  # messages that arrived while none of its replies was sent
         self.owner = RayTable(self._wake, owns_table=True)
         self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(2 * WORKERS)
@@ -50,7 +51,7 @@ def calls():
 
 
 def until(found, *links: RayTable):
-    """What `found` gives once it gives something, while these links go on."""
+    """Return the result of `found` once it has one, while these transports make progress."""
     ended = threading.Event()
     timer = threading.Timer(PATIENCE_S, ended.set)
     timer.start()
@@ -81,12 +82,12 @@ def work(table: RayTable, worker: int, rounds: int) -> None:
 
 
 @pytest.mark.slow
-def test_messages_add_up_whoever_ends_first(calls):
+def test_messages_add_up_in_any_order_of_ending(calls):
     workers = [
         threading.Thread(target=work, args=(calls.worker(), index, 20 * (index + 1))) for index in range(WORKERS)
     ]
     for worker in workers:
-        worker.start()  # before there is a table: they wait for it
+        worker.start()  # before the table exists: they wait for it
     until(lambda: calls.wakes == WORKERS)
     calls.make()
     wanted = sum(7 * 20 * (index + 1) for index in range(WORKERS))
@@ -97,7 +98,7 @@ def test_messages_add_up_whoever_ends_first(calls):
     assert values.sum(axis=0).tolist() == [7 * 20 * (index + 1) for index in range(WORKERS)]
 
 
-def test_one_in_place_of_another_gets_the_whole_table_and_hears_what_was_lost(calls):
+def test_a_replacement_gets_the_whole_table_and_the_lost_steps(calls):
     calls.make()
     first, other, local = calls.worker(), calls.worker(), np.zeros((STATES, WORKERS), np.float32)
     assert until(lambda: first.begin(1, local), first, calls.owner) == 0
@@ -111,7 +112,7 @@ def test_one_in_place_of_another_gets_the_whole_table_and_hears_what_was_lost(ca
     assert calls.owner.totals().steps == 10
 
 
-def test_one_that_asks_in_place_of_another_before_there_is_a_table(calls):
+def test_a_replacement_can_ask_before_the_table_exists(calls):
     first, other = calls.worker(), calls.worker()
     local, again = (np.zeros((STATES, WORKERS), np.float32) for _ in range(2))
     assert first.begin(2, local) is None

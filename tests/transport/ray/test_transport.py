@@ -15,7 +15,7 @@ SUITE = Path(__file__).with_name("conformance_suite.py")
 
 
 @pytest.mark.slow
-def test_links_between_nodes():
+def test_channel_and_weights_between_nodes():
     done = subprocess.run([sys.executable, SUITE], capture_output=True, text=True, timeout=590, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)

@@ -1,4 +1,4 @@
-"""Messages and logs about tables that are damaged: they are counted, and no memory but the table's is touched."""
+"""Damaged messages and logs of tables are counted, and change no memory other than the table's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from steppe.transport.tables.shared import ShmTable
 pytestmark = pytest.mark.unit
 
 ROWS, ACTIONS = 5, 3
-LOG_AT = 4096  # bytes: behind the page of the words comes the log of changed rows
+LOG_AT = 4096  # bytes: the log of changed rows follows the page of counters
 
 
 class Posted(MessageTable):
-    """Keeps what it would send."""
+    """Collects the messages to send."""
 
     def __init__(self, *, owns_table: bool = True) -> None:
         super().__init__(owns_table=owns_table)
@@ -30,11 +30,11 @@ class Posted(MessageTable):
         self.posted.append((worker, what, data))
 
     def arrive(self, worker: int, what: int, data: np.ndarray) -> None:
-        """Hand a message on, as the transports do that carry them."""
+        """Deliver a message as the transports do."""
         self._handle(worker, what, data)
 
     def values(self) -> np.ndarray:
-        """The table as its readers see it."""
+        """Return the table as its readers see it."""
         found = np.empty((ROWS, ACTIONS), np.float32)
         self.read(found)
         return found
@@ -67,7 +67,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("data", BAD)
-def test_a_merge_that_is_damaged_is_counted_and_its_steps_are_given_out_with_the_next_question(
+def test_a_damaged_merge_is_counted_and_its_steps_are_assigned_with_the_next_request(
     data: np.ndarray,
 ) -> None:
     table = Posted()
@@ -87,15 +87,15 @@ def test_a_merge_that_is_damaged_is_counted_and_its_steps_are_given_out_with_the
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_after_a_damaged_merge_a_worker_and_the_others_take_as_much_as_is_asked_for(lost: int) -> None:
-    """The worker takes 2 steps and an episode a message, and one of its messages is damaged on the way."""
+def test_after_a_damaged_merge_the_requested_steps_are_still_taken(lost: int) -> None:
+    """The worker takes 2 steps and an episode a message, and one of its messages is damaged in transit."""
     owner, worker = Posted(), Posted(owns_table=False)
     owner.create(np.zeros((ROWS, ACTIONS), np.float32), 1, 20, episode_limit=10)
     local = np.zeros((ROWS, ACTIONS), np.float32)
     taken = messages = left = episodes_left = 0
 
     def answered(ask: Callable[[], int | None]) -> int:
-        """The answer to a question, and everything that was sent before it, with one merge damaged."""
+        """Return the reply to a request and everything sent before it, with one merge damaged."""
         nonlocal messages
         assert ask() is None
         for _, kind, data in worker.posted:
@@ -125,7 +125,7 @@ def test_after_a_damaged_merge_a_worker_and_the_others_take_as_much_as_is_asked_
 
 
 @pytest.mark.parametrize("what", [CLAIM, CLAIM_EPISODES])
-def test_a_damaged_question_is_answered_with_nothing(what: int) -> None:
+def test_a_damaged_request_gets_no_reply(what: int) -> None:
     table = Posted()
     table.create(np.zeros((ROWS, ACTIONS), np.float32), 2, 10, episode_limit=5)
     table.arrive(0, what, message([], values(0), (-3, 0, 0, 0)))
@@ -134,7 +134,7 @@ def test_a_damaged_question_is_answered_with_nothing(what: int) -> None:
     assert table.dropped == {"refused": 1}
 
 
-def test_an_answer_that_is_damaged_is_said() -> None:
+def test_a_damaged_reply_is_reported() -> None:
     table = Posted(owns_table=False)
     assert table.begin(0, np.zeros((ROWS, ACTIONS), np.float32)) is None
     with pytest.raises(DamagedFile, match="names rows"):
@@ -142,7 +142,7 @@ def test_an_answer_that_is_damaged_is_said() -> None:
 
 
 @pytest.mark.parametrize("bad", [10**12, ROWS, -1, -5])
-def test_a_log_in_shared_memory_leads_nowhere_else(bad: int, tmp_path: Path) -> None:
+def test_a_damaged_log_in_shared_memory_cannot_write_elsewhere(bad: int, tmp_path: Path) -> None:
     table, local, other = (
         ShmTable(tmp_path),
         np.zeros((ROWS, ACTIONS), np.float32),

@@ -1,4 +1,4 @@
-"""Tables that workers share: steps given out, sums, and what a killed worker leaves."""
+"""Tables shared by workers: assigned steps, sums, and what a killed worker leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 def change(steps, episodes):
-    """What was added to any row, as a sum."""
+    """Return what was added to any row, as a sum."""
     return TableDelta(np.empty(0, np.int64), np.ones((200, 2), np.float32), steps, episodes)
 
 
@@ -33,7 +33,7 @@ def shared_dir():
 
 @pytest.fixture(params=["local", "shm"])
 def pair(request, shared_dir):
-    """A table as its keeper has it, and a function that opens it for another worker."""
+    """Return a table as its owner has it, and a function that opens it for another worker."""
     if request.param == "local":
         table = LocalTable()
         return table, lambda: table
@@ -52,7 +52,7 @@ def test_a_worker_waits_for_the_table(pair):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
-def test_steps_given_out_are_those_asked_for(num_workers, pair):
+def test_assigned_steps_are_those_requested(num_workers, pair):
     owner, opened = pair
     owner.create(np.zeros((3, 2), np.float32), num_workers, 1_000)
     workers = [opened() for _ in range(num_workers)]
@@ -74,8 +74,8 @@ def test_steps_given_out_are_those_asked_for(num_workers, pair):
     assert values.tolist() == [[0, 0], [1_000, 0], [0, 0]]
 
 
-def test_more_than_was_given_counts(pair):
-    """Whole episodes end when they end: the rest is given out less for it."""
+def test_steps_beyond_the_assigned_ones_count(pair):
+    """Episodes are played to their end: correspondingly less is assigned afterwards."""
     owner, opened = pair
     owner.create(np.zeros((3, 2), np.float32), 1, 100)
     worker = opened()
@@ -88,7 +88,7 @@ def test_more_than_was_given_counts(pair):
     assert owner.totals()[:2] == (105, 4)
 
 
-def test_steps_of_a_killed_worker_are_given_out_again(pair):
+def test_steps_of_a_killed_worker_are_assigned_again(pair):
     owner, opened = pair
     owner.create(np.zeros((3, 2), np.float32), 1, 100)
     local = np.zeros((3, 2), np.float32)
@@ -101,7 +101,7 @@ def test_steps_of_a_killed_worker_are_given_out_again(pair):
     assert owner.totals().lost_steps == 40
 
 
-def test_a_run_without_a_number_of_steps_gives_out_any(pair):
+def test_a_run_without_a_step_limit_assigns_any_number(pair):
     owner, opened = pair
     owner.create(np.zeros((3, 2), np.float32), 4, None)
     worker = opened()
@@ -109,7 +109,7 @@ def test_a_run_without_a_number_of_steps_gives_out_any(pair):
     assert worker.claim(2, 1 << 40, 0.0) == 1 << 40
 
 
-def test_a_log_that_ran_over_loses_nothing(monkeypatch, pair):
+def test_a_log_overflow_loses_nothing(monkeypatch, pair):
     monkeypatch.setattr(tables, "LOG_ROWS", 16)
     owner, opened = pair
     owner.create(np.zeros((200, 1), np.float32), 2, None)
@@ -149,7 +149,7 @@ def adding(shared_dir, number, rounds):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_add_up_and_one_that_is_killed_holds_nobody_up(shared_dir):
+def test_processes_add_up_and_a_killed_one_blocks_none(shared_dir):
     owner = ShmTable(shared_dir)
     owner.create(np.zeros((64, 3), np.float32), 3, None)
     holder = adding(shared_dir, 2, 10)
@@ -165,7 +165,7 @@ def test_processes_add_up_and_one_that_is_killed_holds_nobody_up(shared_dir):
     assert totals.steps == 4_050
 
 
-def test_shared_memory_that_is_too_small_is_said(shared_dir, monkeypatch):
+def test_insufficient_shared_memory_is_reported(shared_dir, monkeypatch):
     def full(path, size=None, **options):
         path.touch()
         raise OSError(28, "No space left on device")
@@ -177,8 +177,10 @@ def test_shared_memory_that_is_too_small_is_said(shared_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_episodes_given_out_are_those_asked_for(num_workers, pair):
-    """A worker plays fewer than it was given at a time, and one is killed: what it had not brought is given out again."""
+def test_assigned_episodes_are_those_requested(num_workers, pair):
+    """A worker plays fewer at a time than it was assigned, and one is killed: what it had not returned is assigned
+    again.
+    """
     owner, opened = pair
     owner.create(np.zeros((3, 2), np.float32), num_workers, None, episodes=10, episode_limit=70)
     workers = [opened() for _ in range(num_workers)]

@@ -1,4 +1,4 @@
-"""`steppe doctor RUN`: the bottleneck of a run in one sentence, and the time shares that show it."""
+"""`steppe doctor RUN`: the bottleneck of a run, and the time shares that show it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Orchestrator(Protocol):
         """Return the desired number of replicas."""
 
     def scale(self, role: str, count: int) -> None:
-        """Set the number of replicas; those that end are asked to, and hand over what they have collected."""
+        """Set the number of replicas; removed ones are asked to end, and send their collected segments first."""
 
     def observed(self, role: str, digest: str) -> RoleStatus:
         """Return the last observed state; `digest` identifies the settings that the replicas should have."""

@@ -144,7 +144,7 @@ def _is_navigation(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool
 
 
 async def _send_refresh_page(send: Send, headers: dict[str, str]) -> None:
-    """Make the browser request again by itself.
+    """Make the browser repeat the request automatically.
 
     On a redirect from another site's link it would not send a SameSite=Strict cookie.
     """

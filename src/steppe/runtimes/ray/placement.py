@@ -22,7 +22,7 @@ EXTRA_CALL_THREADS = 8  # threads of a Ray actor besides those that wait for seg
 STORE_BYTES = 256 << 20  # of the object store, for weights, besides four times the segments in flight
 RAY_SYSTEM_CONFIG = {
     "prestart_worker_first_driver": False,  # the run has no tasks: such workers would import Ray for nothing
-    "gcs_rpc_server_reconnect_timeout_s": 5,  # a lost head does not come back
+    "gcs_rpc_server_reconnect_timeout_s": 5,  # a lost head node is not restarted
     "worker_niceness": 0,  # Ray's 15 would give every other process on the machine precedence
     "max_direct_call_object_size": 1 << 20,  # return segments up to this size inline, not through the object store
     "enable_metrics_collection": False,  # unused

@@ -1,4 +1,4 @@
-"""Measure a reference experiment: train each seed in a process of its own, evaluate it, and keep its result as a JSON file.
+"""Measure a reference experiment: train each seed in a separate process, evaluate it, and store its result as a JSON file.
 
 `measure` runs the seeds that have no result yet, several at once. An interrupted seed continues from its newest checkpoint.
 """

@@ -67,7 +67,7 @@ class DeadLetterQueue:
             self.report_refused()
 
     def report_refused(self) -> None:
-        """Report now what was rejected since the last report."""
+        """Report the messages rejected since the last report."""
         if not self._unreported:
             return
         counts, (topic, reason) = dict(self._unreported), self._last
@@ -79,7 +79,7 @@ class DeadLetterQueue:
             self._on_report({"message": f"{text}; the last one on {topic}: {reason}"[:_REASON], "refused": counts})
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Report and send what is pending."""
+        """Report and send all pending messages."""
         with contextlib.suppress(SteppeError):
             self.report_refused()
         if self._producer is not None:

@@ -222,7 +222,7 @@ class WeightPublisher:
             return bool(done)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Publish what is waiting, and stop the thread."""
+        """Publish waiting weights, and stop the thread."""
         with self._changed:
             self._changed.wait_for(lambda: (not self._waiting and not self._busy) or self._error, timeout_s)
             self._closed = True
@@ -315,7 +315,7 @@ class WeightPublisher:
         self._retry(lambda: self._producer.commit_transaction(CALL_TIMEOUT_S))
 
     def _retry(self, action: Any) -> None:
-        """Repeat `action` until it succeeds, as a broker that is down may come back.
+        """Repeat `action` until it succeeds, since a broker that is down may be restarted.
 
         _TransactionAborted: the transaction has to be repeated. _ProducerFenced: the producer has to be recreated.
         """

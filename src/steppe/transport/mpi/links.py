@@ -76,7 +76,7 @@ class _SegmentMessage(SegmentFrame):
 
     @property
     def complete(self) -> bool:
-        """Whether all of it has arrived; a state arrives in a message of its own, after the segment."""
+        """Whether all of it has arrived; a state arrives in a separate message after the segment."""
         if not all(request.Test() for request in self.requests):
             return False
         return self.state is not None or self.state_bytes < 0

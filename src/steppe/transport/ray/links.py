@@ -332,7 +332,7 @@ class _RemoteReader:
 
 
 class RayWeights:
-    """A WeightStore that passes what is published here to the attached readers.
+    """A WeightStore that sends weights published here to the attached readers.
 
     Each reader has its own store, whose `take` receives the weights. A slow reader delays no other: when it is ready,
     it gets the newest version.

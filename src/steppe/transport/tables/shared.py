@@ -186,7 +186,7 @@ class LocalTable:
         memory.floats[_MERGED] = now_s
 
     def reclaim(self, worker: int, steps_left: int = 0, episodes_left: int = 0) -> int:
-        """Make available again what a worker was granted and did not merge, and return the number of steps.
+        """Release the steps that were granted to a worker and not merged, and return their number.
 
         `steps_left` and `episodes_left` are what the worker still has to take; 0 if the worker is gone.
         """
