@@ -149,11 +149,11 @@ class TestWorkers:
             stepped.stop()
 
     def test_a_worker_started_later_has_the_new_value(self, tmp_path):
-        life = SteppedRun.begin(tmp_path / "run", WORKERS["rollout"])
-        life.learn(2)
-        life.set({"gamma": 0.5})
-        life.learn(2)
-        worker = life.handle._roles["worker"][0]
+        stepped = SteppedRun.begin(tmp_path / "run", WORKERS["rollout"])
+        stepped.learn(2)
+        stepped.set({"gamma": 0.5})
+        stepped.learn(2)
+        worker = stepped.handle._roles["worker"][0]
         late = GradientWorker(0, worker.env, source_of_restarted_worker(worker), worker.collect_policy, worker.context)
         late.update_weights()
         assert late.gradient_source.agent.config.gamma == 0.5
