@@ -48,7 +48,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "kafka.md"
 VERBS = {"read", "write", "describe", "describe_configs"}
 PASSWORD = "a secret of this test"
 MINE, THEIRS = "mine.", "theirs."
-ROWS = {"actor": "actor", "learner": "learner", "manager": "manager", "controller": "who controls"}  # principal → row
+ROWS = {"actor": "actor", "learner": "learner", "manager": "manager", "controller": "controller"}  # principal → row
 ALL, REST = "trainer", "`steppe train`, `steppe serve`"  # who has the rights of every row, and of this one
 PUBLISHING = ("transactional id", "steppe/", "write")
 LACKING = {  # principal → the role it is, what it lacks of that role's row, and what it hears of
@@ -264,8 +264,8 @@ def test_a_service_without_the_right_to_read_commands_is_not_ready(strict, tmp_p
                 wait_until(lambda probe=probe, ready=ready: probe.get("/readyz").is_success is ready, user)
                 if not ready:
                     answer = probe.get("/readyz").json()
-                    assert MINE + "commands.control" in answer["detail"]
-                    assert "authorization failed" in answer["detail"]
+                    assert "commands cannot be read from Kafka" in answer["detail"]
+                    assert "authorization failed" in answer["detail"].lower()
 
 
 @pytest.mark.slow
