@@ -16,12 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from confluent_kafka import KafkaError
-from starlette.testclient import TestClient
 
-from steppe.control.backends.kafka_listener import StartCommandListener
-from steppe.control.factory import make_external_service, make_local_service
-from steppe.control.http.app import make_app
-from steppe.control.http.auth import AccessControl, TokenStore
+from steppe.control.factory import make_external_service
 from steppe.core.config.run import KafkaConfig
 from steppe.core.contracts.reports import EventReport, TrainingReport
 from steppe.core.contracts.transport import EVALUATIONS, EVENTS
@@ -251,21 +247,6 @@ def test_who_lacks_something_ends_with_one_sentence(strict, torch_host, tmp_path
             assert last.startswith("steppe: "), (user, done.stderr)
             for part in (named, "authorization failed", "docs/kafka.md"):
                 assert part in last, (user, done.stderr)
-
-
-@pytest.mark.slow
-def test_a_service_without_the_right_to_read_commands_is_not_ready(strict, tmp_path, monkeypatch):
-    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
-    for user, ready in (("stranger", False), ("controller", True)):
-        with closing(make_local_service()) as service:
-            listener = StartCommandListener(service, known_as(strict, user))
-            app = make_app(service, AccessControl(TokenStore(tmp_path / "tokens.json")), [listener])
-            with TestClient(app, base_url="http://127.0.0.1") as probe:  # which starts the listener
-                wait_until(lambda probe=probe, ready=ready: probe.get("/readyz").is_success is ready, user)
-                if not ready:
-                    answer = probe.get("/readyz").json()
-                    assert "commands cannot be read from Kafka" in answer["detail"]
-                    assert "authorization failed" in answer["detail"].lower()
 
 
 @pytest.mark.slow
