@@ -21,6 +21,7 @@ from steppe import DistributedAgent, DistributedEnvironment
 from steppe.core.contracts.errors import ConfigError, EnvironmentFault, FactoryError, UsageError
 from steppe.core.system.shared_dir import owned_dirs
 from steppe.envs.toy.builtin import CountingEnv
+from steppe.replay import factory
 
 pytestmark = pytest.mark.integration
 
@@ -199,6 +200,19 @@ def test_a_failing_environment_is_reported_with_its_traceback_and_leaves_nothing
 def test_invalid_arguments_are_refused_in_one_sentence(make, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make()
+
+
+def test_steps_that_do_not_fit_into_memory_are_refused_before_any_is_collected(monkeypatch) -> None:
+    monkeypatch.setattr(factory, "available_bytes", lambda: 2**20)
+    agent = DistributedAgent("ppo")
+    with DistributedEnvironment(COUNTING, 1, runtime="inline") as environment:
+        for collect in (environment.generate_batch_experiences, environment.generate_experiences):
+            with pytest.raises(
+                ConfigError, match=r"3,000 steps need about .* GiB of memory, but .* ask for at most [\d,]+"
+            ):
+                collect(agent, 3_000)
+        assert environment.get_environment_stats()["running"] is False
+        assert len(environment.generate_batch_experiences(agent, 8)["reward"]) == 8
 
 
 def test_a_missing_gpu_is_an_error_unless_the_device_is_auto() -> None:

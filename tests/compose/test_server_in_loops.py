@@ -73,17 +73,20 @@ def test_a_server_is_updated_during_the_run(runtime: str, tmp_path: Path) -> Non
     assert kept.version == server.version - server.version % 5 > 0
 
 
-@pytest.mark.parametrize("runtime", ["inline", "processes"])
-def test_after_a_crash_the_server_holds_the_last_applied_update(runtime: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "runtime"), [(AsyncMainLoop, "inline"), (AsyncMainLoop, "processes"), (MainLoop, "inline")]
+)
+def test_after_a_crash_the_server_holds_the_last_applied_update(kind: type[MainLoop], runtime: str) -> None:
     environment = DistributedEnvironment(
         "steppe/Failing-v0", 1, runtime=runtime, config=steppe.EnvConfig(kwargs={"at_step": 100})
     )
     agent = DistributedAgent("a3c", seed=0).bind(environment)
     server = ParameterServer(agent.get_policy_parameters(), update_frequency=1)
     before = server.weights().arrays()
-    loop = AsyncMainLoop(environment, None, agent, server, num_workers=1, config={"segment_steps": 8, "envs": 1})
+    workers = {"num_workers": 1} if kind is AsyncMainLoop else {}
+    loop = kind(environment, None, agent, server, config={"segment_steps": 8, "envs": 1}, **workers)
     with pytest.raises(RunFailed, match="made to fail"):
-        loop.run_async_training(10**6)
+        loop.run_training(total_episodes=10**6)
     assert server.version > 5
     assert server.version == server.get_server_stats()["accepted_pushes"]
     assert not same(before, server.weights().arrays())

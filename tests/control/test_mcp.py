@@ -150,7 +150,7 @@ def test_tools_control_a_run_from_its_creation_to_its_deletion(served: Served, t
 def test_a_client_that_cannot_ask_the_user_confirms_with_the_id_of_the_run(
     served: Served, api: httpx.Client, transport: str
 ) -> None:
-    run, other = make(api, SHORT, start=False), make(api, SHORT, start=False)
+    run, other, third = (make(api, SHORT, start=False) for _ in range(3))
 
     async def scenario() -> None:
         async with connected(served, transport, "control") as client:
@@ -171,11 +171,16 @@ def test_a_client_that_cannot_ask_the_user_confirms_with_the_id_of_the_run(
             assert "needs the scope control" in text_of(
                 await client.call_tool("stop_run", {"run": run, "confirm": run})
             )
+        async with connected(served, transport, "admin") as client:
+            assert (await client.call_tool("delete_run", {"run": third, "confirm": other})).is_error
+            assert run_of(api, third)["state"] == "PENDING"
+            await call(client, "delete_run", run=third, confirm=third)
 
     anyio.run(scenario)
     assert [run_of(api, one)["state"] for one in (run, other)] == ["STOPPED", "STOPPED"]
+    assert third not in [one["id"] for one in api.get("/api/v1/runs").json()["runs"]]
     outcomes = [one["outcome"] for one in api.get("/api/v1/audit").json()["entries"]]
-    assert outcomes.count("done, confirmed by the caller") == 2
+    assert outcomes.count("done, confirmed by the caller") == 3
     assert f"refused: {CANNOT_ASK}" in outcomes
 
 
@@ -284,6 +289,28 @@ def test_mcp_over_http_has_the_same_access_control(served: Served) -> None:
     with httpx.Client(base_url=served.address) as page:
         assert page.get(served.link).status_code == 303
         assert page.post("/mcp", json=body).status_code == 403, "a cookie without the CSRF token is refused"
+
+
+@pytest.mark.integration
+def test_no_tool_answers_wrong_arguments_with_internal_names(served: Served) -> None:
+    wrong = (
+        {},
+        {"run": "no-such-run"},
+        {"run": 3, "limit": "many", "request": {"env": []}},
+        {"request": {"steps": -1}},
+    )
+    internal = ("Arguments", "pydantic", "steppe.", "type=", "Traceback", "Error executing", "0x")
+
+    async def scenario() -> None:
+        async with connected(served, "http", "admin") as client:
+            for tool in operations():
+                answers = [await client.call_tool(tool, given) for given in wrong]
+                texts = [text_of(answer) for answer in answers if answer.is_error]
+                found = [(name, text) for text in texts for name in internal if name in text]
+                assert not found, tool
+                assert texts or tool in READS, tool
+
+    anyio.run(scenario)
 
 
 @pytest.mark.unit

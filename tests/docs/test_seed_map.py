@@ -38,6 +38,11 @@ def test_the_table_is_found() -> None:
     assert len(METHODS) == 8
 
 
+def test_nothing_that_exists_is_called_later() -> None:
+    assert {row[2] for row in ROWS} == {"yes", "later"}
+    assert [row[0] for row in ROWS if row[2] == "later"] == ["the other agents of this design"]
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_exists(path: str) -> None:
     assert (ROOT / "src" / "steppe" / path).exists() or (ROOT / path).exists()

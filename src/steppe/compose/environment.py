@@ -39,6 +39,7 @@ from steppe.core.system import seeding
 from steppe.core.system.typecheck import typechecked
 from steppe.envs import probe
 from steppe.roles.context import POLICY
+from steppe.runtimes.memory_need import require_memory_for_steps
 
 WORKER_ID = "environment"  # the id under which a server knows all the workers together
 RECENT = 100  # number of newest episodes in return_mean and length_mean
@@ -140,7 +141,7 @@ class DistributedEnvironment:
         if num_episodes < 1 or max_steps_per_episode < 1:
             raise ConfigError(f"at least one episode of one step, not {num_episodes=}, {max_steps_per_episode=}")
         snapshot = self._policy_snapshot(policy)
-        with self._collector_session(snapshot) as collector:
+        with self._collector_session(snapshot, num_episodes) as collector:
             episodes = collect_episodes(
                 collector, partial(self._weights, snapshot), num_episodes, max_steps_per_episode
             )
@@ -159,7 +160,7 @@ class DistributedEnvironment:
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size}: must be at least 1")
         snapshot = self._policy_snapshot(policy)
-        with self._collector_session(snapshot) as collector:
+        with self._collector_session(snapshot, batch_size) as collector:
             batch = collect_steps(collector, partial(self._weights, snapshot), batch_size, restart=self._restart)
         self._restart = False
         self._steps += batch_size
@@ -256,8 +257,12 @@ class DistributedEnvironment:
             server.register_worker(WORKER_ID)
             self._pulled_version, self._pulled = self._pulled_version + 1, server.get_parameters(WORKER_ID)
 
-    def _collector_session(self, snapshot: PolicySnapshot) -> _CollectorSession:
-        """Return the workers for a policy snapshot, started if necessary; an error in the session terminates them."""
+    def _collector_session(self, snapshot: PolicySnapshot, min_steps: int) -> _CollectorSession:
+        """Return the workers for a policy snapshot, started if necessary; an error in the session terminates them.
+
+        Raise ConfigError if the `min_steps` steps that the call collects at least do not fit into memory.
+        """
+        require_memory_for_steps(self._run_config(snapshot), self.spec, min_steps)
         if self._workers is not None and self._workers[:2] != (snapshot.config, snapshot.algo):
             self.shutdown()
         if self._workers is None:

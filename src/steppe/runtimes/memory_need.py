@@ -20,6 +20,7 @@ from steppe.runtimes.plan import segment_spec
 _BYTES_PER_WEIGHT = 4
 _LEARNER_COPIES = 9  # parameters, gradient, two moments, a target network with its gradient, three publications
 _ACTOR_COPIES = 2  # parameters and gradient
+_STEP_DICT_BYTES, _STEP_VALUE_BYTES = 350, 60  # of a collected step, which is a dictionary of views
 
 
 def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> None:
@@ -39,6 +40,21 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
         raise ConfigError(
             f"the run needs about {_gib(total)} of memory, of which {most} {_gib(needs[most])}, but {_gib(available)} are "
             "available here: lower what needs most"
+        )
+
+
+def require_memory_for_steps(config: RunConfig, spec: EnvSpec, num_steps: int) -> None:
+    """Raise ConfigError unless `num_steps` collected steps and the arrays made of them fit into memory."""
+    agent, envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
+    segment = segment_spec(agent, spec, envs)
+    data = segment.nbytes // (segment.num_steps * segment.num_envs) + spec.obs.nbytes  # with the next observation
+    step = 2 * data + _STEP_DICT_BYTES + _STEP_VALUE_BYTES * len(segment.fields)
+    available = factory.available_bytes()
+    most = int(factory.MAX_MEMORY_SHARE * available / step)
+    if num_steps > most:
+        raise ConfigError(
+            f"{num_steps:,} steps need about {_gib(num_steps * step)} of memory, but {_gib(available)} are available here: "
+            f"ask for at most {most:,} at a time"
         )
 
 

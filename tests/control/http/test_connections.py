@@ -212,3 +212,19 @@ def test_the_descriptors_held_for_runs_are_bounded(tmp_path: Path) -> None:
     assert all(store.read("topic") == [(1, {"a": 1})] for store in stores), "closed files are opened again"
     for store in stores:
         store.close()
+
+
+@pytest.mark.unit
+def test_the_least_recently_used_store_is_closed_first(tmp_path: Path) -> None:
+    def is_open(store: RunStore) -> bool:
+        targets = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+        return str(store.path) in targets
+
+    first, second, *others = [RunStore(tmp_path / f"{number}.sqlite") for number in range(OPEN_PER_THREAD + 1)]
+    for store in (first, second, *others[:-1]):
+        store.post("topic", {"a": 1})
+    assert first.read("topic")
+    others[-1].post("topic", {"a": 1})
+    assert [is_open(store) for store in (first, second, others[-1])] == [True, False, True]
+    for store in (first, second, *others):
+        store.close()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -22,12 +23,15 @@ from steppe.control.service import Service
 from steppe.core.contracts.errors import UsageError
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, COMMANDS, EVALUATIONS, EVENTS, TRAINING
+from steppe.core.contracts.weights import Weights, WeightsLayout
+from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from tests.support.service import SHORT, until
 
 pytestmark = pytest.mark.unit
 
 RUNS = "/api/v1/runs"
+NO_WEIGHTS = Weights(WeightsLayout(()), np.zeros(0, np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +187,7 @@ def test_every_available_runtime_is_accepted_and_others_are_refused(http: TestCl
     assert "not available here" in refused.json()["detail"]
 
 
-def test_every_list_is_paginated(http: TestClient):
+def test_every_list_is_paginated(http: TestClient, service: Service):
     for _ in range(3):
         run = make(http)
         http.post(f"{RUNS}/{run}/stop")
@@ -199,7 +203,11 @@ def test_every_list_is_paginated(http: TestClient):
         assert pages(http, path, key, 100 if key == "environments" else 2) == whole[key]
     names = [one["name"] for one in http.get("/api/v1/algorithms").json()["algorithms"]]
     assert [one["name"] for one in pages(http, "/api/v1/algorithms", "algorithms", 10)] == names
-    assert pages(http, f"{RUNS}/{run}/checkpoints", "checkpoints") == []
+    for _ in range(5):
+        Checkpoints(directory_of(service, run).checkpoints, keep=9).save(NO_WEIGHTS, {}, {})
+    whole = http.get(f"{RUNS}/{run}/checkpoints").json()["checkpoints"]
+    found = pages(http, f"{RUNS}/{run}/checkpoints", "checkpoints")
+    assert [one["number"] for one in found] == [one["number"] for one in whole] == [1, 2, 3, 4, 5]
     for path in (RUNS, "/api/v1/operations", "/api/v1/audit", "/api/v1/algorithms"):
         assert http.get(path, params={"cursor": "nothing"}).status_code == 422
 

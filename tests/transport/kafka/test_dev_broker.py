@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -64,6 +65,41 @@ def test_missing_java_is_reported_in_one_sentence(tmp_path, monkeypatch):
     old.chmod(0o755)
     with pytest.raises(UsageError, match=r"needs Java 17 or newer, but .*11\.0\.2"):
         find_java()
+
+
+def test_a_broker_can_be_stopped_if_a_signal_comes_while_it_is_spawned(tmp_path, monkeypatch):
+    """SIGTERM right after the process exists: the caller's `finally` still finds it."""
+    java = tmp_path / "java"
+    java.write_text(
+        '#!/bin/sh\ncase "$*" in -version) echo \'openjdk version "21"\' >&2;; *StorageTool*) ;; *) exec sleep 600;; esac\n'
+    )
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    pids, write = [], dev_broker.write_atomic
+
+    def write_after_signal(path, data):
+        if path.name == "broker.json":
+            pids.append(json.loads(data)["pid"])
+            os.kill(os.getpid(), signal.SIGTERM)
+        write(path, data)
+
+    monkeypatch.setattr(dev_broker, "write_atomic", write_after_signal)
+    broker = DevBroker(tmp_path / "home", tmp_path)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    try:
+        with pytest.raises(SystemExit):
+            broker.up(0)
+        status = Path(f"/proc/{pids[0]}/status").read_text()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        stopped = broker.down()
+        if not stopped:
+            os.kill(pids[0], signal.SIGKILL)
+    assert stopped
+    assert int(status.partition("SigBlk:")[2].split()[0], 16) & 1 << signal.SIGTERM - 1 == 0, (
+        "the broker can be stopped"
+    )
 
 
 def test_jars_match_the_lock_file(kafka, tmp_path, monkeypatch):

@@ -37,6 +37,7 @@ LOCK = Path(__file__).with_name("kafka-jars.lock")
 MIN_JAVA = 17
 START_S, STOP_S, FETCH_S = 180.0, 15.0, 600.0
 HEAP_MB = 256
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class BrokerProcess(msgspec.Struct, frozen=True):
@@ -84,10 +85,8 @@ class DevBroker:
         self._configure(port)
         if not (self.home / "data" / "meta.properties").exists():
             self._format(java)
-        pid = self._start(java)
-        running = BrokerProcess(pid, _process_start_ticks(pid) or 0, f"{self.host}:{port}")
-        write_atomic(self.home / "broker.json", msgspec.json.encode(running))
-        self._await(pid, port)
+        running = self._start(java, port)
+        self._await(running.pid, port)
         return running
 
     def describe_crash(self) -> str:
@@ -176,13 +175,24 @@ class DevBroker:
         if done.returncode:
             raise UsageError(f"the broker's storage in {self.home} cannot be made: {done.stderr.strip()[-400:]}")
 
-    def _start(self, java: str) -> int:
+    def _start(self, java: str, port: int) -> BrokerProcess:
+        """Spawn the broker and write broker.json. Signals wait until both are done, as `down` finds the broker by that file."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        try:
+            pid = self._spawn(java, before)
+            running = BrokerProcess(pid, _process_start_ticks(pid) or 0, f"{self.host}:{port}")
+            write_atomic(self.home / "broker.json", msgspec.json.encode(running))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return running
+
+    def _spawn(self, java: str, signal_mask: set[signal.Signals]) -> int:
         """Spawn the broker and return its pid; not with subprocess, as the broker outlives this process."""
         command = [*self._java(java), "kafka.Kafka", str(self.home / "server.properties")]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing, log = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), str(self.home / "broker.log")
         actions = [nothing, (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)]
-        return os.posix_spawn(java, command, os.environ, file_actions=actions, setsid=True)
+        return os.posix_spawn(java, command, os.environ, file_actions=actions, setsid=True, setsigmask=signal_mask)
 
     def _java(self, java: str) -> list[str]:
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
