@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import numpy as np
@@ -43,33 +42,63 @@ def full(monkeypatch):
         yield patch
 
 
+def kept_best(directory):
+    checkpoints = Checkpoints(directory.checkpoints, run=directory.key)
+    found = [checkpoints.read(entry) for entry in checkpoints.kept() if entry.best]
+    return [(checkpoint.counters["score"], checkpoint.weights.version) for checkpoint in found]
+
+
 def report(version=0):
     return TrainingReport(run="run", version=version, updates=0, env_steps=0, train_s=0.0)
 
 
 def test_the_next_one_goes_on_where_this_one_ended(directory):
-    archive = RunArchive(directory, 3)
-    assert (archive.best_score(), dict(archive.written)) == (-math.inf, {})
-    archive.save_best(weights_of(3, value=1.0), 12.5)
+    archive = RunArchive(directory)
+    assert dict(archive.written) == {}
+    archive.save_if_best(weights_of(3, value=1.0), 12.5)
     archive.record(report(), 7)
     archive.close()
-    again = RunArchive(directory, 3)
-    assert (again.best_score(), dict(again.written)) == (12.5, {TRAINING: 7})
+    again = RunArchive(directory)
+    assert dict(again.written) == {TRAINING: 7}
+    again.save_if_best(weights_of(4), 12.5)
+    assert kept_best(directory) == [(12.5, 3)]
+    again.save_if_best(weights_of(5), 13.0)
+    assert kept_best(directory) == [(13.0, 5)]
     again.close()
 
 
 def test_a_damaged_best_is_none(directory):
-    archive = RunArchive(directory, 3)
-    archive.save_best(weights_of(3), 12.5)
+    archive = RunArchive(directory)
+    archive.save_if_best(weights_of(3), 12.5)
     (directory.checkpoints / "best" / "00000001" / "weights.safetensors").unlink()
-    assert archive.best_score() == -math.inf
+    archive.close()
+    again = RunArchive(directory)
+    again.save_if_best(weights_of(4), 1.0)
+    assert kept_best(directory) == [(1.0, 4)]
+    again.close()
+
+
+def test_as_many_of_the_best_are_kept_as_asked_for(directory):
+    archive = RunArchive(directory, keep_best=2)
+    for version, score in enumerate([1.0, 5.0, 3.0, 3.0, 2.0, 4.0]):
+        archive.save_if_best(weights_of(version), score)
+    assert kept_best(directory) == [(5.0, 1), (4.0, 5)]
     archive.close()
 
 
+def test_weights_that_wait_for_room_do_not_displace_one_another(directory, full):
+    archive = RunArchive(directory, keep_best=2)
+    archive.save_if_best(weights_of(1), 2.0)
+    archive.save_if_best(weights_of(2), 1.0)
+    full.undo()
+    archive.close()
+    assert kept_best(directory) == [(2.0, 1), (1.0, 2)]
+
+
 def test_weights_wait_for_room_and_the_newest_counts(directory, full):
-    archive = RunArchive(directory, 3)
-    archive.save_best(weights_of(1, value=1.0), 1.0)
-    archive.save_best(weights_of(2, value=2.0), 2.0)
+    archive = RunArchive(directory)
+    archive.save_if_best(weights_of(1, value=1.0), 1.0)
+    archive.save_if_best(weights_of(2, value=2.0), 2.0)
     archive.save_result(weights_of(2, value=2.0))
     assert Checkpoints(directory.checkpoints).best() is None
     full.undo()
@@ -81,14 +110,14 @@ def test_weights_wait_for_room_and_the_newest_counts(directory, full):
 
 
 def test_an_end_that_cannot_be_kept_is_told(directory, full):
-    archive = RunArchive(directory, 3)
+    archive = RunArchive(directory)
     archive.save_result(weights_of(2))
     with pytest.raises(DiskFull, match="no room for the result weights"):
         archive.close()
 
 
 def test_a_recording_is_given_up(directory, full):
-    archive = RunArchive(directory, 3)
+    archive = RunArchive(directory)
     frames = [np.zeros((8, 8, 3), np.uint8)]
     assert archive.save_video(Evaluation([1.0], [1], frames=frames), 5) is None
     full.undo()
@@ -97,7 +126,7 @@ def test_a_recording_is_given_up(directory, full):
 
 
 def test_other_errors_are_errors(directory, monkeypatch):
-    archive = RunArchive(directory, 3)
+    archive = RunArchive(directory)
 
     def broken(descriptor):
         raise OSError(5, "Input/output error")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from steppe.core.config.run import EvalConfig
@@ -41,16 +39,15 @@ class ScriptedJudge:
 class Album:
     """An Archive in lists."""
 
-    def __init__(self, written=None, best_score=-math.inf):
+    def __init__(self, written=None):
         self.recorded, self.best, self.results, self.recordings, self.closed = [], [], [], [], False
         self.numbers, self.written = [], written or {}
-        self.best_score = lambda: best_score
 
     def record(self, report, number):
         self.recorded.append(report)
         self.numbers.append(number)
 
-    def save_best(self, weights, score):
+    def save_if_best(self, weights, score):
         self.best.append((weights.version, score))
 
     def save_result(self, weights):
@@ -227,11 +224,11 @@ class TestVerdicts:
         assert report.recording is None
         assert bench.album.recorded[-1].record() == report.record()
 
-    def test_the_best_is_kept(self):
-        bench = Bench(scores={1: -5.0, 2: 3.0, 3: 2.0, 4: 3.0, 5: 8.0})
-        for version in range(1, 6):
+    def test_each_is_offered_as_the_best(self):
+        bench = Bench(scores={1: -5.0, 2: 3.0, 3: 2.0})
+        for version in range(1, 4):
             bench.publish(version, env_steps=100 * version)
-        assert bench.album.best == [(1, -5.0), (2, 3.0), (5, 8.0)]
+        assert bench.album.best == [(1, -5.0), (2, 3.0), (3, 2.0)]
         assert bench.album.results == []
 
     def test_the_target_is_reached_by_the_mean(self):
@@ -327,16 +324,6 @@ class TestStartedAgain:
         assert other.judged == []
         other.publish(3, env_steps=210)
         assert other.judged == [3]
-
-    def test_it_keeps_the_best(self):
-        bench = Bench(scores={1: 50.0})
-        bench.publish(1, env_steps=100)
-        other = self.again(bench, best_score=50.0)
-        other.judge.scores = {2: 49.0, 3: 51.0}
-        other.publish(2, env_steps=200)
-        assert other.album.best == []
-        other.publish(3, env_steps=300)
-        assert other.album.best == [(3, 51.0)]
 
     def test_the_curves_hear_of_a_resumed_run(self, monkeypatch):
         monkeypatch.setattr(manager_module, "RECORD_EVERY_S", 0.0)

@@ -74,6 +74,7 @@ class RunView:
         self._marks: deque[TimeTotals] = deque()  # about one a second over the last DIAGNOSIS_S of training
         self._restarts: Counter[str] = Counter()
         self._cursors = dict.fromkeys(_KINDS, 0)
+        self._total_steps = self.config.steps
 
     def refresh(self) -> None:
         """Read everything that was reported since the last call."""
@@ -126,7 +127,7 @@ class RunView:
     @property
     def total_steps(self) -> int | None:
         """The number of steps that the run was asked for; None if its length is not given in steps."""
-        return self.config.steps
+        return self._total_steps
 
     @property
     def env_steps(self) -> int:
@@ -279,6 +280,9 @@ class RunView:
             "train_return_mean": self.train_return_mean,
             "eval_return_mean": evaluation.return_mean if evaluation else None,
             "eval_return_std": evaluation.return_std if evaluation else None,
+            "eval_steps": evaluation.env_steps if evaluation else None,
+            "best_eval_return_mean": self.best_evaluation.return_mean if self.best_evaluation else None,
+            "best_eval_steps": self.best_evaluation.env_steps if self.best_evaluation else None,
             "eval_episodes": len(evaluation.returns) if evaluation else None,
             "eval_terminated_share": evaluation.terminated_share if evaluation else None,
             "eval_agent_returns": (evaluation.agent_returns or None) if evaluation else None,
@@ -372,6 +376,7 @@ class RunView:
         """
         if report.role == "supervisor":
             self.spent.ended()
+            self._total_steps = report.details.get("total_steps", self._total_steps)
             self._episode_deduplicator.rewind()
             self.episodes = int(report.details.get("episodes", 0))
             self.final_training = self.final_evaluation = self.reached_evaluation = None

@@ -32,9 +32,8 @@ class Archive(Protocol):
 
     @property
     def written(self) -> Mapping[str, int]: ...
-    def best_score(self) -> float: ...
     def record(self, report: Report, number: int) -> None: ...
-    def save_best(self, weights: Weights, score: float) -> None: ...
+    def save_if_best(self, weights: Weights, score: float) -> None: ...
     def save_result(self, weights: Weights) -> None: ...
     def save_video(self, evaluation: Evaluation, version: int) -> str | None: ...
     def close(self) -> None: ...
@@ -66,7 +65,6 @@ class Manager:
         self._max_share = config.max_share or (0.1 if target_return is None else 0.5)
         self._next_allowed_s = 0.0  # earliest time of the next evaluation
         self._reached = False  # whether the target return was reached: the run ends, and those weights are its result
-        self._best = archive.best_score()
         self._cursors = dict.fromkeys(_RECORDED, 0) | dict(archive.written)
         self._recorded_s = 0.0
         self._earlier_evaluations = self._read_earlier_evaluations()
@@ -119,9 +117,7 @@ class Manager:
 
     def _record_evaluation(self, weights: Weights, evaluation: Evaluation, duration_s: float, *, final: bool) -> None:
         reached = self.target_return is not None and evaluation.mean >= self.target_return
-        if evaluation.mean > self._best:
-            self._best = evaluation.mean
-            self.archive.save_best(weights, evaluation.mean)
+        self.archive.save_if_best(weights, evaluation.mean)
         self._reached = self._reached or reached
         if final or reached:
             self.archive.save_result(weights)

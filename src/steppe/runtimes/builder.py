@@ -427,7 +427,7 @@ def load_start(agent: Agent, directory: RunDirectory) -> Agent:
 
 def _build_manager(plan: Plan, directory: RunDirectory, context: Context) -> Manager:
     policy = _make_agent(plan, "cpu")
-    archive = RunArchive(directory, plan.config.checkpoint.keep)
+    archive = RunArchive(directory, plan.config.checkpoint.keep_best)
     judge = plan.config.evaluation
     return Manager(policy, lambda: make_evaluator(plan, policy), judge, plan.config.target_return, archive, context)
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from steppe.core.config.run import RunConfig
-from steppe.core.contracts.errors import ConfigError, DamagedFile, RunNotFound, UsageError, WorldError
+from steppe.core.contracts.errors import ConfigError, UsageError, WorldError
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
 from steppe.core.system.typecheck import typechecked
 from steppe.envs import probe
-from steppe.records.checkpoints import Checkpoints, load_weights
-from steppe.records.run_directory import RunDirectory
+from steppe.records.selectors import open_run, select_weights
 from steppe.records.video import save_gif
 from steppe.roles.evaluation import Evaluation
 from steppe.runtimes.handle import temporary_torch_settings
@@ -25,6 +24,7 @@ from steppe.runtimes.plan import make_plan
 @typechecked
 def evaluate(
     run: str | Path,
+    checkpoint: str | int | None = None,
     *,
     episodes: int = 20,
     seed: int | None = None,
@@ -34,12 +34,12 @@ def evaluate(
     """Play episodes with a run's weights and report their returns; the same seed plays the same episodes.
 
     `render_dir` receives a GIF of the first episode. A run without final weights (stopped, or still running) is
-    evaluated by its newest checkpoint.
+    evaluated by its newest checkpoint; `checkpoint` (or RUN@best, RUN@12, RUN@step=400000) chooses another one.
     """
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}: must be at least 1")
-    directory = RunDirectory.open(run)
-    config, weights = directory.config(), result_weights(directory)
+    directory, selector = open_run(run, checkpoint)
+    config, weights = directory.config(), select_weights(directory, selector)
     seed = config.seed if seed is None else seed
     # Gymnasium's vector environments cannot render and draw other random numbers: rendering would change the result.
     world = config.environment
@@ -64,22 +64,6 @@ def evaluate(
     return (
         about | evaluation_summary(evaluation) | judged | {"recording": None if recording is None else str(recording)}
     )
-
-
-def result_weights(run: RunDirectory) -> Weights:
-    """Return a run's final weights, or else those of its newest checkpoint, or else of its best one."""
-    if run.result.exists():
-        return load_weights(run.result)
-    checkpoints = Checkpoints(run.checkpoints, run=run.key)
-    try:
-        found = checkpoints.latest(whole=False) or checkpoints.best()
-    except DamagedFile as error:
-        found = checkpoints.best()
-        if found is None:
-            raise error from None
-    if found is None:
-        raise RunNotFound(f"{run.id} has no weights yet: its first checkpoint is still to come")
-    return found.weights
 
 
 def evaluate_weights(

@@ -7,10 +7,10 @@ from typing import Any
 from steppe.core.contracts.errors import ConfigError, DamagedFile
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
+from steppe.records.selectors import open_run, select_weights
 from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import Plan
 from steppe.training.composition.agent import DistributedAgent
-from steppe.training.evaluate import result_weights
 
 
 def init_from_run(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, Any]:
@@ -18,9 +18,9 @@ def init_from_run(run: str, agent: DistributedAgent, plan: Plan) -> dict[str, An
 
     Raises ConfigError, naming the differences, if they do not fit.
     """
-    source = RunDirectory.open(run)
+    source, selector = open_run(run)
     try:
-        weights = result_weights(source)
+        weights = select_weights(source, selector)
     except DamagedFile as error:
         raise ConfigError(f"init_from={run!r}: {error}") from None
     agent.settle(plan.config.agent, plan.config.seed, plan.config.steps)

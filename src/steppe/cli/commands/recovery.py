@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steppe.cli.commands.runs import Run
+from steppe.cli.commands.runs import Run, RunOrCheckpoint
 from steppe.cli.commands.train import exit_code, print_failure, run_with_live_view
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table, reserved_stdout
@@ -32,21 +32,30 @@ KafkaAddress = Annotated[
 
 
 def resume(
-    run: Run,
+    run: RunOrCheckpoint,
     steps: Steps = None,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-s", "--set", metavar="KEY=VALUE", help="Change a hyperparameter; repeatable: -s learning_rate=1e-4."
+        ),
+    ] = None,
     ray_address: RayAddress = None,
     kafka: KafkaAddress = None,
     as_json: AsJson = False,
 ) -> None:
     """Resume a run from its newest intact checkpoint.
 
-    Works after Ctrl-C, an error, kill -9 or a power failure. Damaged checkpoints are skipped and reported on stderr.
+    Works after Ctrl-C, an error, kill -9 or a power failure. Damaged checkpoints are skipped and reported on stderr. RUN@12 and
+    RUN@step=400000 resume from an older checkpoint, which becomes the newest one.
     """
+    from steppe.core.config.run import from_pairs
     from steppe.training import resume as resume_module
 
+    changes = from_pairs(pairs or [])
     result = run_with_live_view(
         lambda observers: resume_module.resume(
-            run, steps=steps, ray_address=ray_address, kafka=kafka, observers=observers
+            run, steps=steps, hyperparameters=changes, ray_address=ray_address, kafka=kafka, observers=observers
         ),
         as_json=as_json,
     )

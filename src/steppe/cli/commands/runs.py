@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from steppe.records.view import RunView
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or its directory.", show_default=False)]
+RunOrCheckpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN[@CHECKPOINT]",
+        help="A run's name or directory, optionally with @best, @latest, @12 (a number of `steppe checkpoints`) or "
+        "@step=400000.",
+        show_default=False,
+    ),
+]
 _POLL_S = 0.1
 
 
@@ -154,7 +163,7 @@ def _wait_until_ended(directory: RunDirectory, timeout_s: float) -> Status:
 
 
 def evaluate(
-    run: Run,
+    run: RunOrCheckpoint,
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes.")] = 20,
     render: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write videos of episodes to this directory.")

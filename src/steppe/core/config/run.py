@@ -175,6 +175,7 @@ class CheckpointConfig(FrozenConfig):
         None, description="Training episodes between checkpoints, in addition to every_s."
     )
     keep: Positive = Field(3, description="Number of newest checkpoints to keep, in addition to the best.")
+    keep_best: Positive = Field(1, description="Number of weights with the best evaluations to keep.")
     full_disk: Literal["go-on", "stop"] = Field(
         "go-on",
         description="If the disk is full: go-on keeps the previous checkpoint and tries again; stop ends the run.",
@@ -314,7 +315,8 @@ class RunConfig(FrozenConfig):
     restarts: Count = Field(0, description="Maximum automatic resumes after the learner has died.")
     init_from: str | None = Field(
         None,
-        description="Start with the weights of another run, given by name or directory; the optimizer starts fresh.",
+        description="Start with the weights of another run, given by name or directory, optionally with a checkpoint "
+        "(RUN@best, RUN@12); the optimizer starts fresh.",
     )
     device: str = Field("auto", description="Device of the learner: auto, cpu, cuda or cuda:n.")
     name: str | None = Field(None, description="Name of the run.")

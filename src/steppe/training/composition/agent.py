@@ -397,9 +397,9 @@ def _spec(world: DistributedEnvironment | EnvSpec) -> EnvSpec:
 
 def _load_run_result(agent: Agent, run: RunDirectory) -> None:
     """Load a run's final weights into an agent, with the newest checkpoint's full state if it has the same weights."""
-    from steppe.training.evaluate import result_weights
+    from steppe.records.selectors import CheckpointSelector, select_weights
 
-    weights = result_weights(run)
+    weights = select_weights(run, CheckpointSelector())
     newest = Checkpoints(run.checkpoints, run=run.key).latest(whole=False)
     agent.load(weights)
     if newest is not None and newest.weights.sha256() == weights.sha256():
