@@ -15,7 +15,7 @@ SMALL = (
 KEYS = (
     "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, episodes, updates, version, weights_sha256, "
     "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, wall_s, train_s, time_to_target_s, steps_per_s, "
-    "lag_mean, lag_max, dropped_segments, refused_segments, actor_restarts, time_shares, resume, profile, agent_steps, eval_agent_returns, eval_terminated_share, eval_steps, best_eval_return_mean, best_eval_steps"
+    "lag_mean, lag_max, dropped_segments, refused_segments, actor_restarts, time_shares, resume, profile, agent_steps, eval_agent_returns, eval_terminated_share, eval_steps, best_eval_return_mean, best_eval_steps, evaluations, evaluations_left_out"
 ).split(", ")
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from steppe.core.config.run import EvalConfig
 from steppe.core.contracts.reports import ActorReport, EvaluationReport, EventReport, TrainingReport
 from steppe.core.contracts.transport import ACTORS, EVALUATIONS, EVENTS, TRAINING
+from steppe.records.evaluation_queue import EvaluationQueue
 from steppe.roles import manager as manager_module
 from steppe.roles.context import FINISH, POLICY, RUN, STOP
 from steppe.roles.evaluation import Evaluation
@@ -66,8 +71,9 @@ class Bench:
         self.context, self.album, policy = make_context("manager"), Album(), ScriptedPolicy()
         self.judge = ScriptedJudge(policy, scores or {}, before)
         self.made = 0
-        given = EvalConfig(**{"every_steps": 100, "episodes": 7, "max_share": 1.0, **config})
-        self.manager = Manager(policy, self.make_judge, given, target, self.album, self.context)
+        given = EvalConfig(**{"every_steps": 100, "episodes": 7, **config})
+        self.queue = EvaluationQueue(Path(tempfile.mkdtemp()) / "evaluations")
+        self.manager = Manager(policy, self.make_judge, given, target, self.album, self.context, self.queue)
 
     def make_judge(self):
         self.made += 1
@@ -89,9 +95,8 @@ class TestWhen:
     def test_only_when_due(self):
         bench = Bench()
         for version, env_steps in enumerate([0, 50, 99, 100, 150, 199, 200, 290, 310, 405]):
-            assert bench.publish(version, env_steps=env_steps) == (env_steps in (100, 200, 310))
-            assert bench.judged[-1:] == ([version] if env_steps in (100, 200, 310) else bench.judged[-1:])
-        assert bench.judged == [3, 6, 8]  # 405 is less than 100 after 310
+            assert bench.publish(version, env_steps=env_steps) == (env_steps in (100, 200, 310, 405))
+        assert bench.judged == [3, 6, 8, 9]  # the first ones after each multiple
 
     def test_by_episodes_too(self):
         bench = Bench(every_steps=10**9, every_episodes=10)
@@ -100,9 +105,9 @@ class TestWhen:
         assert bench.judged == [2, 5]
 
     @pytest.mark.parametrize(
-        ("target", "given", "rest_s"), [(None, None, 18.0), (475.0, None, 2.0), (475.0, 0.25, 6.0), (None, 1.0, 0.0)]
+        ("target", "given", "rest_s"), [(None, None, 0.0), (475.0, None, 0.0), (475.0, 0.25, 6.0), (None, 0.1, 18.0)]
     )
-    def test_no_more_than_their_share_of_the_time(self, monkeypatch, target, given, rest_s):
+    def test_no_more_than_their_share_of_the_time_if_it_is_limited(self, monkeypatch, target, given, rest_s):
         clock = [50.0]
         monkeypatch.setattr("steppe.roles.manager.time.perf_counter", lambda: clock[0])
         bench = Bench(max_share=given, target=target, before=lambda: clock.__setitem__(0, clock[0] + 2.0))
@@ -111,8 +116,9 @@ class TestWhen:
             clock[0] += rest_s - 0.1
             assert not bench.publish(1, env_steps=1000)
         clock[0] += 0.2
-        assert bench.publish(2, env_steps=1001)
+        assert bench.publish(2, env_steps=2001)
         assert bench.judged == [0, 2]
+        assert [report.left_out for report in bench.reports()] == [0, 1 if rest_s else 0]
 
     def test_nothing_to_do_without_weights(self):
         bench = Bench()
@@ -174,14 +180,13 @@ class TestTheEnd:
         assert bench.manager.done
         assert bench.judged == []
 
-    def test_an_evaluation_under_way_gives_way_to_the_last_one(self):
+    def test_an_evaluation_under_way_is_finished_before_the_last_one(self):
         bench = Bench()
         bench.judge.before = lambda: bench.context.orders.update(now=FINISH)
         bench.publish(0, env_steps=100)
-        assert bench.judged == []
         bench.manager.step()
-        assert bench.judged == [0]
-        assert bench.reports()[0].final
+        assert bench.judged == [0, 0]
+        assert [report.final for report in bench.reports()] == [False, True]
 
     def test_the_last_one_is_ended_by_stop_only(self):
         bench = Bench()
@@ -268,6 +273,103 @@ class TestRecording:
         assert [r.version for r in bench.album.recorded if isinstance(r, TrainingReport)] == [0, 1, 2]
 
 
+class TestQueue:
+    """What a learner queued is evaluated in order, whatever is the newest."""
+
+    def bench(self, *versions, **config):
+        bench = Bench(**config)
+        bench.queue.open()
+        for version in versions:
+            bench.queue.add(weights_of(version, env_steps=100 * version))
+        bench.context.weights.publish(POLICY, weights_of(50, env_steps=5000))
+        return bench
+
+    def left(self, bench):
+        return [entry.version for entry in bench.queue.waiting()]
+
+    def test_each_in_order_and_then_the_newest(self):
+        bench = self.bench(2, 1, 11)
+        assert bench.manager.step()
+        assert (bench.judged, self.left(bench)) == ([1], [2, 11])
+        bench.context.orders["now"] = FINISH
+        while not bench.manager.done:
+            bench.manager.step()
+        assert bench.judged == [1, 2, 11, 50]
+        assert [report.final for report in bench.reports()] == [False, False, False, True]
+        assert [report.waiting for report in bench.reports()] == [2, 1, 0, 0]
+        assert self.left(bench) == []
+
+    def test_nothing_else_is_evaluated(self):
+        bench = self.bench()
+        assert not bench.publish(60, env_steps=6000)
+        assert bench.judged == []
+
+    def test_what_was_stopped_waits_for_the_next_manager(self):
+        bench = self.bench(1, 2)
+        bench.judge.before = lambda: bench.context.orders.update(now=STOP)
+        bench.manager.step()
+        assert (bench.reports(), self.left(bench)) == ([], [1, 2])
+        other = TestStartedAgain().again(bench)
+        other.manager.step()
+        assert other.judged == [1]
+
+    def test_what_a_killed_manager_reported_is_not_evaluated_twice(self):
+        bench = self.bench(1, 2)
+        data = bench.queue.waiting()[0].path.read_bytes()
+        queued_s = bench.queue.waiting()[0].queued_s
+        bench.manager.step()
+        again = bench.queue.directory / "0000000001.safetensors"
+        again.write_bytes(data)
+        os.utime(again, (queued_s, queued_s))  # as if the manager had died before removing it
+        other = TestStartedAgain().again(bench)
+        other.manager.step()
+        assert other.judged == [2]
+
+    def test_what_a_rewound_run_queued_again_is_evaluated_again(self):
+        bench = self.bench(1)
+        bench.manager.step()
+        bench.queue.add(weights_of(1, env_steps=100))
+        later = bench.queue.waiting()[0]
+        os.utime(later.path, (later.queued_s + 60, later.queued_s + 60))
+        other = TestStartedAgain().again(bench)
+        other.manager.step()
+        assert other.judged == [1]
+
+    def test_with_a_share_all_but_the_newest_are_left_out_and_counted(self):
+        bench = self.bench(1, 2, 3, max_share=0.5)
+        bench.manager.step()
+        assert bench.judged == [3]
+        bench.queue.add(weights_of(4))
+        bench.context.orders["now"] = FINISH
+        bench.manager.step()
+        assert bench.judged == [3, 50]
+        assert [report.left_out for report in bench.reports()] == [2, 1]
+
+    def test_damaged_weights_are_left_out_with_a_warning(self):
+        bench = self.bench(1, 2)
+        bench.queue.waiting()[0].path.write_bytes(b"not weights")
+        bench.manager.step()
+        assert bench.judged == [2]
+        assert bench.reports()[0].left_out == 1
+        (event,) = [EventReport.read(record) for _, record in bench.context.board.read(EVENTS)]
+        assert (event.kind, "version 1 is not evaluated" in event.details["message"]) == ("warning", True)
+
+    def test_the_first_that_reaches_the_target_is_the_result(self):
+        bench = self.bench(1, 2, 3, scores={1: 1.0, 2: 10.0, 3: 99.0}, target=10.0)
+        bench.context.orders["now"] = FINISH
+        while not bench.manager.done:
+            bench.manager.step()
+        assert bench.judged == [1, 2]
+        assert bench.album.results == [2]
+
+    def test_the_last_one_has_its_own_number_of_episodes(self):
+        bench = self.bench(1, final_episodes="auto")
+        bench.context.orders["now"] = FINISH
+        bench.manager.step()
+        bench.manager.step()
+        assert [episodes for _, episodes, *_ in bench.judge.judged] == [7, "auto"]
+
+
 class TestStartedAgain:
     """A second manager on the same board, as after a kill of the first."""
 
@@ -276,8 +378,9 @@ class TestStartedAgain:
         other = Bench()
         other.context.board, other.context.weights = bench.context.board, bench.context.weights
         other.album = Album(**archive)
+        other.queue = bench.queue
         other.manager = Manager(
-            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context
+            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context, bench.queue
         )
         return other
 
@@ -298,10 +401,10 @@ class TestStartedAgain:
         bench.publish(1, env_steps=130)
         other = self.again(bench)
         other.manager.step()  # 130 was judged
-        other.publish(2, env_steps=200)
-        other.publish(3, env_steps=229)
+        other.publish(2, env_steps=160)
+        other.publish(3, env_steps=199)
         assert other.judged == []
-        other.publish(4, env_steps=230)
+        other.publish(4, env_steps=200)
         assert other.judged == [4]
 
     def test_it_keeps_the_pace_in_episodes(self):
@@ -317,12 +420,12 @@ class TestStartedAgain:
         other = Bench()
         other.context.board = bench.context.board
         other.manager = Manager(
-            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context
+            other.judge.policy, other.make_judge, other.manager.config, None, other.album, other.context, other.queue
         )
         other.publish(1, env_steps=150)  # from a checkpoint before the second evaluation
-        other.publish(2, env_steps=209)
+        other.publish(2, env_steps=199)
         assert other.judged == []
-        other.publish(3, env_steps=210)
+        other.publish(3, env_steps=205)
         assert other.judged == [3]
 
     def test_the_curves_hear_of_a_resumed_run(self, monkeypatch):

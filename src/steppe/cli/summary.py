@@ -34,6 +34,9 @@ def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, st
     if summary.get("best_eval_steps") is not None:
         best = f"return {decimal(summary['best_eval_return_mean'])} at step {count(summary['best_eval_steps'])}"
         yield "best", f"{best}: {directory}@best"
+    if summary.get("evaluations_left_out"):
+        left_out, of = count(summary["evaluations_left_out"]), summary["evaluations_left_out"] + summary["evaluations"]
+        yield "left out", f"{left_out} of {count(of)} evaluations that were due"
     if summary.get("eval_agent_returns"):
         yield "by agent", _by_agent(summary["eval_agent_returns"])
     yield "training", f"mean return {decimal(summary['train_return_mean'])} at the end"

@@ -30,7 +30,14 @@ from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.weights import Weights
 from steppe.core.io import codec, row_chunks
-from steppe.core.io.atomic_files import link_or_copy, read_bundle, remove_temporary_files, write_atomic, write_bundle
+from steppe.core.io.atomic_files import (
+    link_or_copy,
+    read_bundle,
+    read_file,
+    remove_temporary_files,
+    write_atomic,
+    write_bundle,
+)
 from steppe.core.io.rings import ROWS, NestedBundle, Ring
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
@@ -131,6 +138,11 @@ class Checkpoints:
         A replay buffer's columns are checked as they are read.
         """
         return _load(number, self.directory / f"{number:08d}", self._run)
+
+    def counters(self, number: int) -> dict[str, Any]:
+        """Return the counters of the checkpoint of that number. DamagedFile if they are not valid."""
+        path = self.directory / f"{number:08d}"
+        return _counters(read_file(path, COUNTERS), path / COUNTERS, self._run)
 
     def best(self) -> Checkpoint | None:
         """Return the best weights so far, with `counters["score"]`; the state is empty."""

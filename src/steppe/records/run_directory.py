@@ -161,6 +161,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def evaluations(self) -> Path:
+        """Weights that wait for their evaluation (evaluation_queue.py)."""
+        return self.path / "evaluations"
+
+    @property
     def start(self) -> Path:
         """What the learner starts from, in the form of checkpoints; absent if it starts from scratch."""
         return self.path / "start"

@@ -60,6 +60,9 @@ class RunView:
         self.history: list[tuple[int, float]] = []  # (env_steps, mean training return)
         self.metrics: dict[str, float] = {}  # the newest values that callbacks returned
         self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
+        self.num_evaluations = 0
+        self.evaluations_waiting = 0  # versions that waited when the newest evaluation ended
+        self.evaluations_left_out = 0  # versions that were due and not evaluated
         self.episodes = 0  # as the learner counts them, each once; never more than the run should play
         self.resumed: str | None = None  # how a resumed run continued: exact, or at an episode boundary
         self.damaged: list[str] = []  # descriptions of checkpoints that a resumed run had to skip
@@ -284,6 +287,8 @@ class RunView:
             "best_eval_return_mean": self.best_evaluation.return_mean if self.best_evaluation else None,
             "best_eval_steps": self.best_evaluation.env_steps if self.best_evaluation else None,
             "eval_episodes": len(evaluation.returns) if evaluation else None,
+            "evaluations": self.num_evaluations,
+            "evaluations_left_out": self.evaluations_left_out,
             "eval_terminated_share": evaluation.terminated_share if evaluation else None,
             "eval_agent_returns": (evaluation.agent_returns or None) if evaluation else None,
             "wall_s": self.wall_s,
@@ -343,6 +348,9 @@ class RunView:
 
     def _take_evaluation(self, report: EvaluationReport) -> None:
         self.last_evaluation = report
+        self.num_evaluations += 1
+        self.evaluations_waiting = report.waiting
+        self.evaluations_left_out += report.left_out
         if self.best_evaluation is None or report.return_mean > self.best_evaluation.return_mean:
             self.best_evaluation = report
         if report.final:
@@ -359,6 +367,7 @@ class RunView:
             self.metrics.update(report.details["values"])
             return
         self.events.append(report)
+        self.evaluations_left_out += int(report.details.get("evaluations_left_out", 0))
         if report.kind == "checkpoint":
             self.checkpoint_bytes = int(report.details.get("new_bytes", report.details.get("size_bytes", 0)))
             self.checkpoint_s += float(report.details.get("write_s", 0.0))

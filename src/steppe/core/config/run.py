@@ -32,6 +32,7 @@ from steppe.core.algorithms import (
 )
 from steppe.core.config import references
 from steppe.core.config.cluster import ClusterConfig
+from steppe.core.config.foreign_names import key_hint
 from steppe.core.config.params import ParamsConfig
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, runtimes_with
 from steppe.core.config.validation import read_toml, validate_config
@@ -39,6 +40,7 @@ from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 ENV_PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
+EVALUATE_EVERY_STEPS = 20_000
 # Where things are kept, and secrets: no part of a run's configuration.
 RESERVED_ENV_VARS = {
     *("STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"),
@@ -152,19 +154,39 @@ class FlowConfig(FrozenConfig):
 class EvalConfig(FrozenConfig):
     """How the manager evaluates the newest weights."""
 
-    every_steps: Positive = Field(20_000, description="Environment steps between evaluations.")
+    every_steps: Positive | None = Field(
+        None,
+        description="Environment steps between evaluations: the first version after each multiple is evaluated. "
+        "Default: 20,000, or a fiftieth of the run's steps if that is more.",
+    )
     every_episodes: Positive | None = Field(
         None, description="Training episodes between evaluations, in addition to every_steps."
     )
-    episodes: Positive = Field(20, description="Episodes per evaluation, also of the final one.")
+    episodes: Positive = Field(20, description="Episodes per evaluation.")
+    final_episodes: Positive | Literal["auto"] | None = Field(
+        None,
+        description="Episodes of the final evaluation; auto: 10 to 200, until the standard error of the mean return is below "
+        "2 % of max(|mean|, 1). Default: `episodes` if they are given, otherwise auto.",
+    )
     max_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="Maximum share of the time for evaluations; if training is fast, they are less frequent than "
-        "every_steps. Default: 0.1, or 0.5 with a target_return.",
+        description="Maximum share of the time for evaluations: versions that come too early are left out and counted. "
+        "Default: none is left out, they wait for their turn.",
     )
     explore: bool = Field(False, description="Sample actions instead of taking the best one.")
     max_episode_steps: Positive = Field(100_000, description="Maximum steps of an evaluation episode.")
     record: bool = Field(False, description="Record a GIF of one episode of each evaluation.")
+
+    def resolve_defaults(self, steps: int | None) -> Self:
+        """Return this configuration with defaults resolved for a run's length."""
+        found: dict[str, Any] = {}
+        if self.every_steps is None:
+            found["every_steps"] = max(EVALUATE_EVERY_STEPS, (steps or 0) // 50)
+        if self.final_episodes is None:
+            found["final_episodes"] = self.episodes if "episodes" in self.model_fields_set else "auto"
+        resolved = self.model_copy(update=found)
+        resolved.model_fields_set.difference_update(found)  # they were not given
+        return resolved
 
 
 class CheckpointConfig(FrozenConfig):
@@ -371,6 +393,7 @@ class RunConfig(FrozenConfig):
             object.__setattr__(self, "flow", self.flow.model_copy(update={"ahead": ahead}))
         if self.steps is None and self.episodes is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
+        object.__setattr__(self, "evaluation", self.evaluation.resolve_defaults(self.steps))
         if mode == "single" and self.actors != 1:
             raise ConfigError(f"mode 'single' has one actor, not {self.actors}: use --mode sync or --mode async")
         if self.flow.ahead and mode != "sync":
@@ -592,4 +615,4 @@ def _full_key(key: str, agent_class: type[AgentConfig], source: str) -> str:
     known += [f"{home}.{field}" for home, kind in SECTIONS.items() for field in kind.model_fields]
     variable = ENV_PREFIX + key.upper().replace(".", "__")
     where = {"flag": "", "call": "", "environment": f" in the variable {variable}"}.get(source, f" in {source}")
-    raise ConfigError(f"unknown key {key!r}{where}.{did_you_mean(key, known)}")
+    raise ConfigError(f"unknown key {key!r}{where}.{key_hint(key, known) or did_you_mean(key, known)}")
