@@ -50,7 +50,7 @@ class Actor:
         ray.get(self.buffer.add.remote(local.finish(terminated=terminated)))
 
 
-ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+ray.init("local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 buffer = ray.remote(GlobalBuffer).remote(50_000, Windowing(length=1, n_step=1), batch_size=64)
 learner, actors = Learner(buffer), [ray.remote(Actor).remote(buffer) for _ in range(2)]
 for _ in range(20):

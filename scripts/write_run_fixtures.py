@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import steppe
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 
 VERSION = "0.1"
 FOLDER = Path(__file__).parents[1] / "tests" / "fixtures" / f"runs-{VERSION}"

@@ -18,7 +18,7 @@ def walk(agents: int, worlds: int, channels: int, calls: int, start: Any, second
     import torch
 
     from steppe.algorithms import make_agent
-    from steppe.core.algorithms import DHCConfig
+    from steppe.algorithms.dhc.config import DHCConfig
     from steppe.core.config.run import EnvConfig
     from steppe.core.contracts.segment import Segment
     from steppe.envs import make_segment_env

@@ -17,9 +17,9 @@ import numpy as np
 
 import steppe
 from steppe import DistributedAgent, DistributedEnvironment, ReplayBufferPool
+from steppe.compose.batches import to_segment, to_transition_batch
 from steppe.core.array_checks import require_segment
 from steppe.roles import actor, learner
-from steppe.training.composition.batches import to_segment, to_transition_batch
 
 Work = Callable[[], object]
 AT_ONCE = 20  # calls between two looks at the clock

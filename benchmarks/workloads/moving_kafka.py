@@ -80,38 +80,38 @@ def receive_bare(
 
 
 def send_ours(connection: KafkaConnection, spec: SegmentSpec, count: int) -> None:
-    feed = PartitionReader(connection)
-    channel = KafkaWriter(connection, feed, spec, 0, SLOTS, PARTITIONS)
+    partition_reader = PartitionReader(connection)
+    channel = KafkaWriter(connection, partition_reader, spec, 0, SLOTS, PARTITIONS)
     source = filled(spec, connection.name)
     for sequence in range(count):
         while (segment := channel.blank(0)) is None:
-            feed.progress(0.005)
+            partition_reader.progress(0.005)
         if sequence == 0:  # its memory is the same every time, and what fills it is not the channel's work
             for name, column in source.columns.items():
                 segment[name][...] = column
         segment.header = SegmentHeader(connection.name, 0, 0, sequence, 0)
         while not channel.offer(segment):
-            feed.progress(0.005)
+            partition_reader.progress(0.005)
     channel.close(60)
-    feed.close()
+    partition_reader.close()
 
 
 def receive_ours(
     connection: KafkaConnection, spec: SegmentSpec, count: int, begun: dict, ready: Spoken
 ) -> tuple[float, float]:
-    feed = PartitionReader(connection)
-    channel = KafkaReader(connection, feed, spec, 1, SLOTS, begun)
+    partition_reader = PartitionReader(connection)
+    channel = KafkaReader(connection, partition_reader, spec, 1, SLOTS, begun)
     times: list[float] = []
     ready()
     while len(times) < count:
         segment = channel.poll()
         if segment is None:
-            feed.one(0.005)
+            partition_reader.handle_next(0.005)
             continue
         times.append(time.monotonic())
         channel.release(segment)
     channel.close()
-    feed.close()
+    partition_reader.close()
     return times[WARM_UPS - 1], times[-1]
 
 
@@ -137,7 +137,7 @@ def spell(config: KafkaConfig, spec: SegmentSpec, count: int, who: str, sender: 
 def send_as_told(config: KafkaConfig, spec: SegmentSpec) -> None:
     for line in sys.stdin:
         who, run, count, begun = line.split()
-        since = ((config.prefix + "experiences", 0, int(begun)),)  # what a run's charter says
+        since = ((config.prefix + "experiences", 0, int(begun)),)  # what a run's manifest says
         SENDING[who](KafkaConnection(config, run, since), spec, int(count))
 
 

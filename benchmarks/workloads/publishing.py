@@ -20,29 +20,29 @@ POLICY = "policy"
 WARM_UPS = 3
 
 
-def read(room: Path, name: str, times: int, answers: Connection) -> None:
+def read(shared_dir: Path, name: str, times: int, answers: Connection) -> None:
     """Wake at each publication, fetch it, and answer with the moment at which it was there."""
-    bell, store = Wakeup(room / f"bell-{name}"), ShmWeights(room)
+    wakeup, store = Wakeup(shared_dir / f"wakeup-{name}"), ShmWeights(shared_dir)
     answers.send((-1, 0))
     version = -1
     while version < times - 1:
-        bell.wait(1.0)
+        wakeup.wait(1.0)
         found = store.newer_than(POLICY, version)
         if found is not None:
             at, version = time.monotonic_ns(), found.version
             answers.send((version, at))
-    bell.close()
+    wakeup.close()
     store.close()
 
 
 def publish(nbytes: int, readers: int, times: int, pause_s: float) -> dict[str, list[float]]:
     """Milliseconds of each publication: until it returned, and until each reader had it."""
-    room = make_shared_dir("bench", 4 * nbytes + (1 << 20))
+    shared_dir = make_shared_dir("bench", 4 * nbytes + (1 << 20))
     names = tuple(f"actor-{index}" for index in range(readers))
     context = mp.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in names]
     processes = [
-        context.Process(target=read, args=(room, name, times, sending))
+        context.Process(target=read, args=(shared_dir, name, times, sending))
         for name, (_, sending) in zip(names, pipes, strict=True)
     ]
     for process in processes:
@@ -50,7 +50,7 @@ def publish(nbytes: int, readers: int, times: int, pause_s: float) -> dict[str, 
     receiving = [pipe for pipe, _ in pipes]
     for pipe in receiving:
         pipe.recv()
-    store = ShmWeights(room, names)
+    store = ShmWeights(shared_dir, names)
     weights = Weights.from_arrays({"flat": np.zeros(nbytes // 4, np.float32)})
     found: dict[str, list[float]] = {"publish_ms": [], "single_ms": [], "both_ms": []}
     for version in range(times):
@@ -67,7 +67,7 @@ def publish(nbytes: int, readers: int, times: int, pause_s: float) -> dict[str, 
     for process in processes:
         process.join()
     store.close()
-    remove_shared_dir(room)
+    remove_shared_dir(shared_dir)
     return found
 
 

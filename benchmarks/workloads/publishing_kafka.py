@@ -25,14 +25,14 @@ POLICY, WARM_UPS = "policy", 10
 
 def watch(connection: KafkaConnection, times: int) -> None:
     """Print when each version was here."""
-    feed = PartitionReader(connection)
-    store = KafkaWeights(connection, feed, Path("/nowhere"))
+    partition_reader = PartitionReader(connection)
+    store = KafkaWeights(connection, partition_reader, Path("/nowhere"))
     print("ready", flush=True)
     last = -1
     while last < times - 1:
         found = store.newer_than(POLICY, last)
         if found is None:
-            feed.progress(1.0)
+            partition_reader.progress(1.0)
             continue
         last = found.version
         print(json.dumps([last, time.monotonic()]), flush=True)
@@ -51,10 +51,10 @@ def main() -> None:
     if given.watching:
         return watch(connection, times)
     ensure_topics(connection)
-    feed = PartitionReader(connection, group=f"steppe-{given.run}")
-    inlet = KafkaReader(connection, feed, SPEC, 1, 1, marks_at_end(connection, 16))
-    press = WeightPublisher(connection, inlet, Path("/nowhere"))
-    store = KafkaWeights(connection, None, Path("/nowhere"), press)
+    partition_reader = PartitionReader(connection, group=f"steppe-{given.run}")
+    kafka_reader = KafkaReader(connection, partition_reader, SPEC, 1, 1, marks_at_end(connection, 16))
+    publisher = WeightPublisher(connection, kafka_reader, Path("/nowhere"))
+    store = KafkaWeights(connection, None, Path("/nowhere"), publisher)
     other = subprocess.Popen(
         [sys.executable, *sys.argv, "--run", given.run, "--watching"], stdout=subprocess.PIPE, text=True
     )
@@ -70,8 +70,8 @@ def main() -> None:
         took.append((when - began) * 1000)
         time.sleep(0.05)
     other.wait(30)
-    press.close()
-    feed.close()
+    publisher.close()
+    partition_reader.close()
     kept = took[WARM_UPS:]
     used = {"nbytes": given.nbytes, "publications": given.times}
     print(json.dumps({"value": statistics.median(kept), "worst_ms": max(kept), "settings": used}))

@@ -9,10 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steppe.algorithms.a2c.config import A2CConfig, A3CConfig
+    from steppe.algorithms.dhc.config import DHCConfig
+    from steppe.algorithms.dqn.config import DQNConfig
+    from steppe.algorithms.ppo.config import PPOConfig
+    from steppe.algorithms.r2d2.config import R2D2Config
+    from steppe.compose.agent import DistributedAgent
     from steppe.compose.async_loop import AsyncAgent, AsyncMainLoop
     from steppe.compose.cluster import DistributedMainLoop
     from steppe.compose.ensemble import MultiAgentLearner
-    from steppe.core.algorithms import A2CConfig, A3CConfig, AgentConfig, DHCConfig, DQNConfig, PPOConfig, R2D2Config
+    from steppe.compose.environment import DistributedEnvironment
+    from steppe.compose.main_loop import MainLoop
+    from steppe.core.config.agent import AgentConfig
     from steppe.core.config.run import EnvConfig, RunConfig
     from steppe.core.contracts.algorithm import Agent, Learned, Progress
     from steppe.core.contracts.errors import RunFailed, SteppeError, UsageError
@@ -25,14 +33,12 @@ if TYPE_CHECKING:
     from steppe.records.view import RunView
     from steppe.replay.buffer import ExperienceBuffer, PrioritizedReplayBuffer, ReplayBuffer
     from steppe.replay.pool import ReplayBufferPool
-    from steppe.training.composition.agent import DistributedAgent
-    from steppe.training.composition.environment import DistributedEnvironment
     from steppe.training.evaluate import evaluate
     from steppe.training.load import LoadedPolicy, load
     from steppe.training.rerun import rerun
     from steppe.training.result import RunResult
     from steppe.training.resume import resume
-    from steppe.training.train import MainLoop, train
+    from steppe.training.train import train
 
     __version__: str
 
@@ -83,17 +89,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "A2CConfig": "core.algorithms",
-    "A3CConfig": "core.algorithms",
+    "A2CConfig": "algorithms.a2c.config",
+    "A3CConfig": "algorithms.a2c.config",
     "Agent": "core.contracts.algorithm",
-    "AgentConfig": "core.algorithms",
+    "AgentConfig": "core.config.agent",
     "AsyncAgent": "compose.async_loop",
     "AsyncMainLoop": "compose.async_loop",
     "Batch": "core.contracts.segment",
-    "DHCConfig": "core.algorithms",
-    "DQNConfig": "core.algorithms",
-    "DistributedAgent": "training.composition.agent",
-    "DistributedEnvironment": "training.composition.environment",
+    "DHCConfig": "algorithms.dhc.config",
+    "DQNConfig": "algorithms.dqn.config",
+    "DistributedAgent": "compose.agent",
+    "DistributedEnvironment": "compose.environment",
     "DistributedMainLoop": "compose.cluster",
     "EnvConfig": "core.config.run",
     "EnvSpec": "core.contracts.specs",
@@ -102,14 +108,14 @@ _HOMES = {
     "FieldSpec": "core.contracts.specs",
     "Learned": "core.contracts.algorithm",
     "LoadedPolicy": "training.load",
-    "MainLoop": "training.train",
+    "MainLoop": "compose.main_loop",
     "MultiAgentLearner": "compose.ensemble",
-    "PPOConfig": "core.algorithms",
+    "PPOConfig": "algorithms.ppo.config",
     "ParameterClient": "params.client",
     "ParameterServer": "params.server",
     "PrioritizedReplayBuffer": "replay.buffer",
     "Progress": "core.contracts.algorithm",
-    "R2D2Config": "core.algorithms",
+    "R2D2Config": "algorithms.r2d2.config",
     "ReplayBuffer": "replay.buffer",
     "ReplayBufferPool": "replay.pool",
     "RunConfig": "core.config.run",

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from steppe.algorithms.tabular.base import BaseAlgorithm
     from steppe.algorithms.tabular.batch_kernels import vectorized_q_update
     from steppe.algorithms.tabular.double_q import DoubleQLearning
-    from steppe.algorithms.tabular.game_trainer import GameTally, GameTrainer
     from steppe.algorithms.tabular.memory_limits import MemoryPool
     from steppe.algorithms.tabular.multistep import NStepQLearning, QLambda
     from steppe.algorithms.tabular.q_learning import (
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from steppe.algorithms.tabular.sarsa import SARSA, ExpectedSARSA
     from steppe.algorithms.tabular.schedules import ConstantSchedule, ExponentialSchedule, LinearSchedule, Schedule
     from steppe.algorithms.tabular.table import TableAlgorithm
-    from steppe.core.games import TurnGame, exact_return, worst_return
     from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
+    from steppe.envs.tictactoe.rules import TurnGame, exact_return, worst_return
     from steppe.envs.tictactoe.vector import TicTacToeVectorEnv
     from steppe.envs.toy.bandit import TwoArmedBanditEnv
     from steppe.envs.toy.base import DistClassicRLEnv
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from steppe.envs.wrappers.flatten import FlattenMultiDiscreteWrapper
     from steppe.records.statistics import TrainingStatistics
     from steppe.replay.buffer import ExperienceBuffer
+    from steppe.roles.tabular.game_trainer import GameTally, GameTrainer
     from steppe.training.tabular import DistAsyncQLearning, ParallelQLearning, SingleThreadQLearning
 
 _HOMES = {
@@ -46,8 +46,8 @@ _HOMES = {
     "ExperienceBuffer": "replay.buffer",
     "ExponentialSchedule": "algorithms.tabular.schedules",
     "FlattenMultiDiscreteWrapper": "envs.wrappers.flatten",
-    "GameTally": "algorithms.tabular.game_trainer",
-    "GameTrainer": "algorithms.tabular.game_trainer",
+    "GameTally": "roles.tabular.game_trainer",
+    "GameTrainer": "roles.tabular.game_trainer",
     "LinearSchedule": "algorithms.tabular.schedules",
     "ListQLearning": "algorithms.tabular.q_learning",
     "MemoryOptimizedQLearning": "algorithms.tabular.q_learning",
@@ -64,12 +64,12 @@ _HOMES = {
     "TicTacToeEnv": "envs.tictactoe.env",
     "TicTacToeVectorEnv": "envs.tictactoe.vector",
     "TrainingStatistics": "records.statistics",
-    "TurnGame": "core.games",
+    "TurnGame": "envs.tictactoe.rules",
     "TwoArmedBanditEnv": "envs.toy.bandit",
-    "exact_return": "core.games",
+    "exact_return": "envs.tictactoe.rules",
     "tictactoe": "envs.tictactoe.env",
     "vectorized_q_update": "algorithms.tabular.batch_kernels",
-    "worst_return": "core.games",
+    "worst_return": "envs.tictactoe.rules",
 }
 
 __all__ = [

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steppe.algorithms.a2c.a2c import A2C
+from steppe.algorithms.a2c.config import A2CConfig, A3CConfig
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.dqn.dqn import DQN
-from steppe.core.algorithms import A2CConfig, A3CConfig, DQNConfig
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import ConfigError, NotFinite
 from steppe.core.contracts.segment import Batch

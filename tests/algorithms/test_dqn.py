@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.dqn.dqn import DQN
 from steppe.algorithms.nn.flat_module import FlatModule
-from steppe.core.algorithms import SCHEDULE_STEPS, DQNConfig
+from steppe.core.config.fields import SCHEDULE_STEPS
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import NotFinite, WorldError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
@@ -54,7 +55,7 @@ def test_gradient_and_priorities_are_autograds(double, dueling):
     assert (errors < 1).any()
     np.testing.assert_allclose(agent.gradients(batch), expected, rtol=1e-4, atol=1e-6)
     learned = agent.learn(batch)
-    assert learned.updates == 1
+    assert learned.updates == agent.updates == 1
     assert learned.stats["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert learned.stats["q_mean"] == pytest.approx(values.mean().item(), rel=1e-4)
     assert learned.stats["td_error"] == pytest.approx(errors.mean(), rel=1e-4)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from steppe.algorithms.nn.forward_backward import split_evenly
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.algorithms.ppo.ppo import PPO
-from steppe.core.algorithms import PPOConfig
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import ConfigError, NotFinite
 from steppe.core.contracts.segment import Batch

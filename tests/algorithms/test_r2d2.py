@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from steppe.algorithms.nn.flat_module import FlatModule
+from steppe.algorithms.r2d2.config import R2D2Config
 from steppe.algorithms.r2d2.r2d2 import R2D2
-from steppe.core.algorithms import R2D2Config
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import ConfigError, WorldError

@@ -6,8 +6,8 @@ import torch
 
 from steppe.algorithms.nn.forward_backward import RecurrentPass, RolloutTargets
 from steppe.algorithms.nn.rnn.cell import RecurrentCell
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.algorithms.ppo.ppo import PPO
-from steppe.core.algorithms import PPOConfig
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader

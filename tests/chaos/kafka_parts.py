@@ -34,15 +34,15 @@ def connection(words: dict) -> KafkaConnection:
 def write(words: dict, actor: int) -> None:
     """Send segments until a file asks for the end; then say how many there are."""
     link = connection(words)
-    feed, room = PartitionReader(link), Path(words["room"])
-    channel = KafkaWriter(link, feed, SPEC, actor, SLOTS, count_partitions(link))
+    partition_reader, room = PartitionReader(link), Path(words["room"])
+    channel = KafkaWriter(link, partition_reader, SPEC, actor, SLOTS, count_partitions(link))
     last = channel.recall(actor)
     sequence = 0 if last is None else last[0] + 1
     assert last is None or last[1] == b"%d" % last[0], "a state of another segment"
     while not (room / "finish").exists():
         segment = channel.blank(actor)
         if segment is None:
-            feed.progress(0.02)
+            partition_reader.progress(0.02)
             continue
         for column in segment.columns.values():
             column[...] = sequence % 2
@@ -52,7 +52,7 @@ def write(words: dict, actor: int) -> None:
         sequence += 1
     assert channel.close(60.0)
     write_json(room / f"sent-{actor}.json", sequence)
-    feed.close()
+    partition_reader.close()
 
 
 def read(words: dict) -> None:
@@ -61,11 +61,11 @@ def read(words: dict) -> None:
     saved = room / "learned.json"
     known = read_json(saved) if saved.exists() else {"learned": [], "expected": {}, "dropped": {}, "version": -1}
     marks = {int(n): (low, done) for n, low, done in known.get("marks") or words["marks"]}
-    feed = PartitionReader(link, group=f"steppe-{link.run}")
-    inlet = KafkaReader(link, feed, SPEC, ACTORS, SLOTS, marks)
-    press = WeightPublisher(link, inlet, room)
-    store = KafkaWeights(link, None, room, press)
-    window = WindowBatchPolicy(inlet, ACTORS, 0.0, 10**9, time.monotonic)
+    partition_reader = PartitionReader(link, group=f"steppe-{link.run}")
+    kafka_reader = KafkaReader(link, partition_reader, SPEC, ACTORS, SLOTS, marks)
+    publisher = WeightPublisher(link, kafka_reader, room)
+    store = KafkaWeights(link, None, room, publisher)
+    window = WindowBatchPolicy(kafka_reader, ACTORS, 0.0, 10**9, time.monotonic)
     window.tracker.expected = {int(actor): n for actor, n in known["expected"].items()}
     window.tracker.dropped.update(known["dropped"])
     learned, version = known["learned"], max(known["version"], store.last_published_version("policy")) + 1
@@ -74,8 +74,8 @@ def read(words: dict) -> None:
     while not complete(room, window.tracker.expected):
         segments = window.take(0)
         if not segments:
-            press.require()
-            feed.one(0.02)
+            publisher.require()
+            partition_reader.handle_next(0.02)
             continue
         for segment in segments:
             header = segment.header
@@ -83,25 +83,25 @@ def read(words: dict) -> None:
                 (column == header.sequence % 2).all() for name, column in segment.columns.items() if name != "final_obs"
             )
             learned.append([header.actor, header.sequence])
-            inlet.release(segment)
+            kafka_reader.release(segment)
         takes += 1
         weights.arrays()["count"][0] = len(learned)
         store.publish("policy", weights.stamped(version=version, updates=takes, env_steps=0))
         version += 1
         if takes % SAVE_EVERY == 0:
-            save(saved, learned, window, inlet, version)
-    save(saved, learned, window, inlet, version)
-    press.close(60.0)
-    feed.close()
+            save(saved, learned, window, kafka_reader, version)
+    save(saved, learned, window, kafka_reader, version)
+    publisher.close(60.0)
+    partition_reader.close()
 
 
-def save(path: Path, learned: list, window: WindowBatchPolicy, inlet: KafkaReader, version: int) -> None:
+def save(path: Path, learned: list, window: WindowBatchPolicy, kafka_reader: KafkaReader, version: int) -> None:
     expected = {str(actor): n for actor, n in window.tracker.expected.items()}
     dropped = dict(window.tracker.dropped)
     write_json(
         path,
-        {"learned": learned, "expected": expected, "dropped": dropped, "version": version, **inlet.mark()}
-        | {"overtaken": inlet.dropped["overtaken"]},
+        {"learned": learned, "expected": expected, "dropped": dropped, "version": version, **kafka_reader.mark()}
+        | {"overtaken": kafka_reader.dropped["overtaken"]},
     )
 
 

@@ -60,7 +60,7 @@ def require_passed_over(path, expected, words, before=1):
     assert told["checkpoint"] == numbers[-1 - before]
     assert len(told["damaged"]) == before
     assert words in told["damaged"][0]
-    assert any(warning and "passed over a checkpoint" in warning for warning in warnings)
+    assert any(warning and "skipped a checkpoint" in warning for warning in warnings)
 
 
 def test_undamaged(begun, copy):
@@ -140,8 +140,8 @@ def test_all_of_them(begun, copy):
 def test_what_is_listed_says_the_same(copy):
     (newest(copy) / "state.bin").unlink()
     found = RunDirectory.open(copy)
-    *whole, last = [info for info in Checkpoints(found.checkpoints, run=found.key).list() if not info.best]
-    assert all(info.damage is None for info in whole)
+    *check_rows, last = [info for info in Checkpoints(found.checkpoints, run=found.key).list() if not info.best]
+    assert all(info.damage is None for info in check_rows)
     assert "state.bin is missing" in last.damage
 
 

@@ -127,5 +127,5 @@ def test_a_run_that_ends_on_a_full_disk_says_that_its_end_is_not_kept_and_can_be
 
 def test_no_room_to_begin_with(disk):
     Filler(disk, 0).fill()
-    with pytest.raises(DiskFull, match="there is no room to write"):
+    with pytest.raises(DiskFull, match="there is no disk space to write"):
         train(settings("ppo", STEPS, disk / "run", runtime="inline"))

@@ -57,7 +57,7 @@ def test_free_workers_go_on_without_one_that_is_killed_too_often(tmp_path):
     assert result.env_steps >= 2000
     assert len(events(tmp_path / "run", "restart")) == 1
     (warning,) = events(tmp_path / "run", "warning")
-    assert "the others go on without it" in warning["details"]["message"]
+    assert "the others continue without it" in warning["details"]["message"]
     _, accounts, counters = ledger_of(tmp_path / "run")
     assert sum(account["accepted"] for account in accounts.values()) == counters["updates"]
 

@@ -90,9 +90,9 @@ def test_every_mpi_rank_is_a_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "ranks", "said"),
     [
-        (["node", "--node-id", "two"], 1, "the MPI world has 1 ranks, and the cluster 2 nodes: say mpiexec -n 2"),
+        (["node", "--node-id", "two"], 1, "the MPI world has 1 ranks, and the cluster 2 nodes: use mpiexec -n 2"),
         (["node"], 3, "the MPI world has 3 ranks"),
-        (["params", "serve"], 1, "the first node brings the server up"),
+        (["params", "serve"], 1, "the first node starts the server"),
         (["params", "status"], 1, "from within only"),
     ],
 )
@@ -119,6 +119,7 @@ def ray_cluster(scratch: Path) -> Iterator[list[str]]:
             ray.wait(60)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nodes_share_a_server_in_a_ray_cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The program that has it finds that two nodes in it learn as one. Then two programs join it; the first brings up the server

@@ -259,4 +259,4 @@ class TestWarnings:
         event = EventReport(run="r", kind="resume", role="supervisor", details=details)
         view.directory.store.post(EVENTS, event.record())
         view.refresh()
-        assert "passed over a checkpoint: checkpoints/00000004/state.bin is missing" in drawn(view, 200)
+        assert "skipped a checkpoint: checkpoints/00000004/state.bin is missing" in drawn(view, 200)

@@ -7,18 +7,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Self
 
 import pytest
 
 from tests.support.certificates import certificate
+from tests.support.commands import wait_until
 from tests.support.warm_host import Forked, WarmHost
 
 pytestmark = pytest.mark.integration
 
-STEPPE = Path(sys.executable).with_name("steppe")
 TOKEN = "a token for these tests"
 CLUSTER = """
 parameter_server = "localhost:{port}"
@@ -50,31 +50,23 @@ def cluster(tmp_path: Path) -> Path:
 
 
 class Served:
-    """`steppe params serve`, in a process of its own."""
+    """`steppe params serve`, in a process of its own: a fork of `host`, as the commands that ask it are."""
 
-    def __init__(self, cluster: Path) -> None:
+    def __init__(self, cluster: Path, host: WarmHost) -> None:
+        self.host = host
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
         self.environment |= {"STEPPE_PARAMS_TOKEN": TOKEN, "STEPPE_HOME": str(cluster.parent / "home")}
-        words = [STEPPE, "params", "serve", "--cluster", cluster, "--json"]
-        self.process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment
-        )
-        line = self.process.stdout.readline()
-        assert line, self.process.communicate()[1]
-        self.about = json.loads(line)
+        logs = Path(tempfile.mkdtemp(dir=cluster.parent))
+        words = ["params", "serve", "--cluster", str(cluster), "--json"]
+        self.process = host.start(words, self.environment, cluster.parent, logs)
+        wait_until(lambda: (logs / "stdout").exists() and "\n" in (logs / "stdout").read_text(), self.process)
+        self.about = json.loads((logs / "stdout").read_text().partition("\n")[0])
         port = self.about["url"].rpartition(":")[2]
         cluster.write_text(CLUSTER.format(port=port))
 
     def run(self, cluster: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [STEPPE, *words],
-            cwd=cluster.parent,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        logs = Path(tempfile.mkdtemp(dir=cluster.parent))
+        return self.host.run(list(words), self.environment, cluster.parent, logs)
 
     def stop(self, number: int = signal.SIGTERM) -> str:
         self.process.send_signal(number)
@@ -99,7 +91,7 @@ def node_of(host: WarmHost, cluster: Path, name: str, environment: dict[str, str
 @pytest.mark.slow
 def test_a_cluster_of_processes_with_tls(cluster: Path, torch_host: WarmHost) -> None:
     """Two nodes train; the server is stopped and continues where it was; then it is killed and continues again."""
-    with Served(cluster) as served:
+    with Served(cluster, torch_host) as served:
         assert served.about["version"] == 0
         assert served.about["url"].startswith("grpcs://localhost:")
         environment = {**served.environment, "STEPPE_RUNS": str(cluster.parent / "runs")}
@@ -119,10 +111,10 @@ def test_a_cluster_of_processes_with_tls(cluster: Path, torch_host: WarmHost) ->
         assert found.stdout.strip() == str(cluster.parent / "server.ckpt")
         assert "stopped at version" in served.stop()
         assert served.process.returncode == 0
-    with Served(cluster) as again:
+    with Served(cluster, torch_host) as again:
         assert (again.about["version"], again.about["run"]) == (status["version"], status["run"])
         again.stop(signal.SIGKILL)
-    with Served(cluster) as once_more:
+    with Served(cluster, torch_host) as once_more:
         assert once_more.about["version"] == status["version"]
         once_more.stop(signal.SIGINT)
         assert once_more.process.returncode == 0
@@ -134,11 +126,11 @@ def test_a_cluster_of_processes_with_tls(cluster: Path, torch_host: WarmHost) ->
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["params", "status"], 2, "which server?"),
+        (["params", "status"], 2, "no server given"),
         (["params", "status", "http://x"], 2, "is no address"),
-        (["params", "checkpoint", "grpc://localhost:1", "--cluster", "x.toml"], 2, "which server?"),
+        (["params", "checkpoint", "grpc://localhost:1", "--cluster", "x.toml"], 2, "no server given"),
         (["params", "serve", "--cluster", "none.toml"], 2, "cannot read none.toml"),
-        (["node", "--cluster", "empty.toml", "--node-id", "a"], 2, "does not say what is trained"),
+        (["node", "--cluster", "empty.toml", "--node-id", "a"], 2, "has no table [run]"),
         (["node", "--cluster", "cluster.toml", "--node-id", "worker_3"], 2, "Did you mean"),
         (["params", "privacy", "--epsilon", "8"], 2, "give two of"),
         (["params", "privacy", "--epsilon", "8", "--rounds", "0"], 2, "--rounds is out of range"),

@@ -74,7 +74,7 @@ def test_damaged_checkpoints_are_listed_and_reported(steppe, tmp_path):
     assert json.loads(done.stdout)["resume"] == "exact"
     (last_word,) = [line for line in done.stderr.splitlines() if line.startswith("steppe: WARNING")]
     assert "state.bin is damaged" in last_word
-    assert "\nWARNING: passed over a checkpoint" in "\n" + done.stderr, "said from the beginning on, too"
+    assert "\nWARNING: skipped a checkpoint" in "\n" + done.stderr, "said from the beginning on, too"
 
 
 @pytest.mark.long

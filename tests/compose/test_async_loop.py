@@ -149,6 +149,16 @@ def test_parts_that_do_not_go_together_get_one_sentence(make, sentence: str) -> 
         make()()
 
 
+@pytest.mark.parametrize("runtime", ["ray", "mpi"])
+def test_a_server_is_refused_where_the_learner_is_in_another_process(runtime: str) -> None:
+    environment = DistributedEnvironment("steppe/Identity-v0", 2)
+    agent = DistributedAgent("a3c", seed=0).bind(environment)
+    server = ParameterServer(agent.get_policy_parameters())
+    loop = AsyncMainLoop(environment, None, agent, server, num_workers=2, config=SHORT | {"runtime": runtime})
+    with pytest.raises(ConfigError, match=f"works in this process, and runtime '{runtime}' has its own: use 'inline'"):
+        loop.run()
+
+
 def test_a_server_with_other_parameters_is_refused() -> None:
     environment, agent = parts()
     server = ParameterServer({"other": np.zeros(3, np.float32)})

@@ -67,8 +67,8 @@ class Liar(threading.Thread):
         self.client.close()
 
 
-def train_with_a_liar(aggregation: str) -> float:
-    """Two honest nodes and a liar; what the honest ones are worth in the end."""
+def train_with_a_liar(aggregation: str) -> tuple[float, float]:
+    """Two honest nodes and a liar; what the honest ones are worth in the end, and the smallest deviation of a layer's weights."""
     cluster = {"parameter_server": "localhost:1", "aggregation": aggregation, "sync_every": 1, "deadline_s": 60.0}
     server = make_server(cluster)
     port = server.start_server(port=0, token=TOKEN)
@@ -86,14 +86,20 @@ def train_with_a_liar(aggregation: str) -> float:
     assert liar.pushes > 10
     assert server.version > 10
     server.close()
-    return max(loop.agent.evaluate_policy(20)["return_mean"] for loop in loops)
+    layers = [array for array in loops[0].agent.get_policy_parameters().values() if array.ndim == 2]
+    return max(loop.agent.evaluate_policy(20)["return_mean"] for loop in loops), min(layer.std() for layer in layers)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_krum_defeats_a_byzantine_node_and_averaging_does_not() -> None:
-    """CartPole, 60,000 steps a node: an untrained or ruined policy is worth about 10 to 30, 500 is perfect."""
-    assert train_with_a_liar("krum") > 150.0
-    assert train_with_a_liar("federated") < 60.0
+    """CartPole, 60,000 steps a node: an untrained policy is worth about 20, 500 is perfect. An average of three takes a third of
+    the nonsense over in each of more than ten rounds, a deviation of 1; what such a policy is worth is anybody's guess."""
+    value, deviation = train_with_a_liar("krum")
+    assert value > 150.0
+    assert deviation < 0.5
+    _, deviation = train_with_a_liar("federated")
+    assert deviation > 1.5
 
 
 def test_a_node_serves_trains_and_says_what_the_cluster_did() -> None:
@@ -143,11 +149,11 @@ def test_a_node_serves_trains_and_says_what_the_cluster_did() -> None:
         ({"cluster_config": None}, "cluster_config is required"),
         ({"cluster_config": {}}, "cluster.parameter_server is required"),
         ({"cluster_config": {"parameter_servr": "h:1"}}, "Did you mean 'parameter_server'"),
-        ({"cluster_config": {"parameter_server": "h:1", "node_id": "b"}}, "say it in one place only"),
+        ({"cluster_config": {"parameter_server": "h:1", "node_id": "b"}}, "set it in one place only"),
         ({"cluster_config": {"parameter_server": "h:1", "nodes": ["b"]}}, "no node 'a'"),
         (
             {"cluster_config": {"parameter_server": "h:1"}, "param_server": ParameterClient},
-            "the cluster meets at grpc://h:1",
+            "the cluster's server is at grpc://h:1",
         ),
         ({"cluster_config": {"parameter_server": "h:1"}, "param_server": 3}, "param_server"),
         (

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import A2CConfig, DQNConfig, PPOConfig, R2D2Config
+from steppe.algorithms.a2c.config import A2CConfig
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.ppo.config import PPOConfig
+from steppe.algorithms.r2d2.config import R2D2Config
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.testing.agent import AgentConformance
 

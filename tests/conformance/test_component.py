@@ -167,13 +167,13 @@ def test_pause_resume_and_stop_by_hand():
 
 
 def test_what_only_parts_of_the_house_can_do():
-    with pytest.raises(ConfigError, match="config is for parts of the house"):
+    with pytest.raises(ConfigError, match="config is for built-in parts"):
         MainLoop(OwnEnvironment(), None, OwnAgent(), config={"steps": 3})
-    with pytest.raises(UsageError, match="parts of your own are played by hand"):
+    with pytest.raises(UsageError, match="your own parts are trained manually"):
         MainLoop(OwnEnvironment(), None, OwnAgent()).plan()
     with pytest.raises(ConfigError, match="violates type hint"):
         MainLoop(object(), None, OwnAgent())
-    with pytest.raises(ConfigError, match="they must be of the house"):
+    with pytest.raises(ConfigError, match="they must be built-in"):
         AsyncMainLoop(environment(), OwnPool(), DistributedAgent("dqn"), None)
     with pytest.raises(ConfigError, match="at least 1"):
         MainLoop(OwnEnvironment(), None, OwnAgent()).run_training(0)

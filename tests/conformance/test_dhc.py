@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import DHCConfig
+from steppe.algorithms.dhc.config import DHCConfig
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 from steppe.replay import make_memory
 from steppe.testing.agent import AgentConformance, invented_segment

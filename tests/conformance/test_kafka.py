@@ -65,15 +65,15 @@ class PatientOutlet(KafkaWriter):
 class Writers:
     """A channel as writers elsewhere hold it: each actor's end begins when it is first needed."""
 
-    def __init__(self, connection, spec, slots, feeds):
-        self.about, self.feeds, self.ends = (connection, spec, slots), feeds, {}
+    def __init__(self, connection, spec, slots, partition_readers):
+        self.about, self.partition_readers, self.ends = (connection, spec, slots), partition_readers, {}
 
     def end(self, actor):
         connection, spec, slots = self.about
         if actor not in self.ends:
-            self.feeds.append(PartitionReader(connection))
+            self.partition_readers.append(PartitionReader(connection))
             self.ends[actor] = PatientOutlet(
-                connection, self.feeds[-1], spec, actor, slots, count_partitions(connection)
+                connection, self.partition_readers[-1], spec, actor, slots, count_partitions(connection)
             )
         return self.ends[actor]
 
@@ -88,6 +88,8 @@ class Writers:
 
 
 class TestKafkaChannel(ChannelConformance):
+    random_steps = 150
+
     @pytest.mark.slow
     def test_a_random_life_of_several_writers(self) -> None:
         super().test_a_random_life_of_several_writers()
@@ -103,24 +105,26 @@ class TestKafkaChannel(ChannelConformance):
     @contextmanager
     def make(self, num_actors, slots_per_actor):
         self.connection, self.slots = connected(self.address, self.run), slots_per_actor
-        self.feeds = [PartitionReader(self.connection)]
+        self.partition_readers = [PartitionReader(self.connection)]
         marks = marks_at_end(self.connection, 2)
         try:
-            yield PatientInlet(self.connection, self.feeds[0], self.spec, num_actors, slots_per_actor, marks)
+            yield PatientInlet(
+                self.connection, self.partition_readers[0], self.spec, num_actors, slots_per_actor, marks
+            )
         finally:
-            for feed in self.feeds:
-                feed.close()
+            for partition_reader in self.partition_readers:
+                partition_reader.close()
 
     def beside(self, channel):
-        return Writers(self.connection, self.spec, self.slots, self.feeds)
+        return Writers(self.connection, self.spec, self.slots, self.partition_readers)
 
 
 class CountingWeights(KafkaWeights):
     """The learner's, which says what it has published."""
 
-    def __init__(self, connection, claims, press):
-        super().__init__(connection, None, claims, press)
-        self.press, self.versions = press, {}
+    def __init__(self, connection, claims, publisher):
+        super().__init__(connection, None, claims, publisher)
+        self.publisher, self.versions = publisher, {}
 
     def publish(self, policy, weights):
         super().publish(policy, weights)
@@ -128,13 +132,13 @@ class CountingWeights(KafkaWeights):
 
 
 class PatientWeights(KafkaWeights):
-    def __init__(self, connection, feed, claims, store):
-        super().__init__(connection, feed, claims)
+    def __init__(self, connection, partition_reader, claims, store):
+        super().__init__(connection, partition_reader, claims)
         self.store = store
 
     def newer_than(self, policy, version):
         """A commit is acknowledged before readers see what it committed."""
-        assert self.store.press.flush(PATIENCE_S)
+        assert self.store.publisher.flush(PATIENCE_S)
         due, found = self.store.versions.get(policy, -1), []
         come = super().newer_than
         wait_until(
@@ -153,18 +157,18 @@ class TestKafkaWeights(WeightStoreConformance):
 
     @contextmanager
     def make(self):
-        self.connection, self.feeds = connected(self.address, claim_mb=self.claim_mb), []
-        self.press = WeightPublisher(self.connection, None, self.claims)
+        self.connection, self.partition_readers = connected(self.address, claim_mb=self.claim_mb), []
+        self.publisher = WeightPublisher(self.connection, None, self.claims)
         try:
-            yield CountingWeights(self.connection, self.claims, self.press)
+            yield CountingWeights(self.connection, self.claims, self.publisher)
         finally:
-            self.press.close()
-            for feed in self.feeds:
-                feed.close()
+            self.publisher.close()
+            for partition_reader in self.partition_readers:
+                partition_reader.close()
 
     def beside(self, store):
-        self.feeds.append(PartitionReader(self.connection))
-        return PatientWeights(self.connection, self.feeds[-1], self.claims, store)
+        self.partition_readers.append(PartitionReader(self.connection))
+        return PatientWeights(self.connection, self.partition_readers[-1], self.claims, store)
 
 
 class TestClaimedWeights(TestKafkaWeights):

@@ -1,4 +1,4 @@
-"""A service that is up, and a client that holds its strongest token."""
+"""A running service, and a client with its admin token."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ import httpx
 import pytest
 
 from tests.support.service import Served, bring_down
+from tests.support.warm_host import WarmHost
 
 
 @pytest.fixture(scope="session")
 def brokers() -> str | None:
-    """The Kafka that carries the service's runs, if any; where tests are to hold for both, their file has another one."""
+    """Return the Kafka address for the service's runs, if any; modules that test both override it."""
     return None
 
 
+@pytest.fixture(scope="session")
+def service_host() -> Iterator[WarmHost]:
+    """A process whose forks serve, without importing all that a service needs each."""
+    host = WarmHost(service=True)
+    yield host
+    host.close()
+
+
 @pytest.fixture
-def served(tmp_path: Path, brokers: str | None) -> Iterator[Served]:
+def served(tmp_path: Path, brokers: str | None, service_host: WarmHost) -> Iterator[Served]:
     """A service that is up; whatever it started is brought down."""
-    service = Served(tmp_path, brokers)
+    service = Served(tmp_path, brokers, host=service_host)
     service.start()
     yield service
     bring_down(service)

@@ -1,4 +1,4 @@
-"""The autoscaling policy: on stretches made up, on recorded runs, and on a run that goes on."""
+"""The autoscaling policy on constructed loads, on recorded runs, and on a live run."""
 
 from __future__ import annotations
 
@@ -14,73 +14,74 @@ from steppe.control.factory import make_local_service
 from steppe.control.models import RunRequest
 from tests.support.service import LONG, until
 
-POLICY = ScalingPolicy(least=1, most=16, looks=3, rest_s=60.0)
+POLICY = ScalingPolicy(least=1, most=16, consecutive=3, cooldown_s=60.0)
 REPORTS = Path(__file__).resolve().parents[2] / "benchmarks" / "reports"
 RECORDED = json.loads((Path(__file__).parent / "recorded_loads.json").read_text())
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("load", "wanted", "reason"),
+    ("load", "target", "reason"),
     [
         (RunLoad(4, waits=0.10, blocked=0.10), 4, "balanced"),
         (RunLoad(4, waits=0.40, blocked=0.0), 6, "starving"),  # 4 x 0.9 / 0.6
-        (RunLoad(4, waits=0.95, blocked=0.0), 8, "starving"),  # 72 would fit, twice as many at most
-        (RunLoad(12, waits=0.60, blocked=0.0), 16, "starving"),  # 27 would fit, 16 is the limit
+        (RunLoad(4, waits=0.95, blocked=0.0), 8, "starving"),  # 72 without the growth limit of 2
+        (RunLoad(12, waits=0.60, blocked=0.0), 16, "starving"),  # 27 without the limit of 16
         (RunLoad(10, waits=0.0, blocked=0.64), 4, "flooded"),  # 10 x 0.36 / 0.9
         (RunLoad(10, waits=0.02, blocked=0.1, dropped=0.3), 7, "dropped"),
         (RunLoad(1, waits=0.0, blocked=0.99), 1, "flooded"),
         (RunLoad(6, waits=0.5, blocked=0.5), 6, "both"),
-        (RunLoad(8, waits=0.0, blocked=0.0, samples_per_insert=2.0, samples_wanted=8.0), 2, "behind"),
+        (RunLoad(8, waits=0.0, blocked=0.0, samples_per_insert=2.0, configured_samples_per_insert=8.0), 2, "behind"),
     ],
 )
-def test_one_stretch(load, wanted, reason):
-    advice = decide_scaling(load, POLICY)
-    assert (advice.wanted, advice.reason) == (wanted, reason)
-    assert str(wanted) in advice.words
+def test_one_window_determines_target_and_reason(load, target, reason):
+    decision = decide_scaling(load, POLICY)
+    assert (decision.target, decision.reason) == (target, reason)
+    assert str(target) in decision.message
 
 
 @pytest.mark.unit
-def test_nothing_changes_before_several_looks_agree_nor_soon_after_a_change():
+def test_nothing_changes_before_several_windows_agree_or_soon_after_a_change():
     scaler, starving = Autoscaler(POLICY), RunLoad(2, waits=0.6, blocked=0.0)
-    acts = [scaler.look(starving, 10.0 * look).act for look in range(3)]
+    acts = [scaler.decide(starving, 10.0 * window).act for window in range(3)]
     assert acts == [False, False, True]
     grown = replace(starving, actors=4)
-    assert not any(scaler.look(grown, 20.0 + 10.0 * look).act for look in range(1, 6))  # it rests for 60 s
-    assert [scaler.look(grown, 90.0 + look).act for look in range(3)] == [False, False, True]
+    assert not any(scaler.decide(grown, 20.0 + 10.0 * window).act for window in range(1, 6))  # cooldown of 60 s
+    assert [scaler.decide(grown, 90.0 + window).act for window in range(3)] == [False, False, True]
 
 
 @pytest.mark.unit
-def test_looks_that_disagree_change_nothing():
+def test_windows_that_disagree_change_nothing():
     scaler = Autoscaler(POLICY)
     up, down = RunLoad(4, waits=0.6, blocked=0.0), RunLoad(4, waits=0.0, blocked=0.6)
-    assert not any(scaler.look((up, down)[look % 2], 10.0 * look).act for look in range(40))
+    assert not any(scaler.decide((up, down)[window % 2], 10.0 * window).act for window in range(40))
 
 
 @pytest.mark.unit
-def test_the_most_cautious_of_the_agreeing_numbers_is_taken():
+def test_the_smallest_change_among_agreeing_windows_is_used():
     scaler = Autoscaler(POLICY)
-    advised = [scaler.look(RunLoad(4, waits=waits, blocked=0.0), look) for look, waits in enumerate((0.55, 0.3, 0.5))]
-    assert advised[-1].act
-    assert advised[-1].wanted == decide_scaling(RunLoad(4, waits=0.3, blocked=0.0), POLICY).wanted
+    shares = (0.55, 0.3, 0.5)
+    decisions = [scaler.decide(RunLoad(4, waits=waits, blocked=0.0), now_s) for now_s, waits in enumerate(shares)]
+    assert decisions[-1].act
+    assert decisions[-1].target == decide_scaling(RunLoad(4, waits=0.3, blocked=0.0), POLICY).target
 
 
 def simulated(recorded: dict[int, list[RunLoad]], begin: int) -> list[int]:
-    """The numbers that the policy goes through when each one's recorded stretches are what it sees."""
+    """Return the numbers of actors that the policy sets if it observes the recorded loads of each number."""
     scaler, path, now_s = Autoscaler(replace(POLICY, most=max(recorded))), [begin], 0.0
     for _ in range(10):
         near = min(recorded, key=lambda count: (abs(count - path[-1]), count))
         for load in (recorded[near] * 6)[:6]:
             now_s += 30.0
-            advice = scaler.look(replace(load, actors=path[-1]), now_s)
-            if advice.act:
-                path.append(advice.wanted)
+            decision = scaler.decide(replace(load, actors=path[-1]), now_s)
+            if decision.act:
+                path.append(decision.target)
                 break
     return path
 
 
 @pytest.mark.unit
-def test_on_recorded_runs_of_a_slow_environment_it_goes_where_they_were_fastest():
+def test_on_recorded_runs_of_a_slow_environment_the_fastest_number_is_reached():
     rows = json.loads((REPORTS / "scaling.json").read_text())["parts"]["actors"]["rows"]
     rates = {row["settings"]["actors"]: row["median"] for row in rows}
     recorded = {
@@ -95,30 +96,30 @@ def test_on_recorded_runs_of_a_slow_environment_it_goes_where_they_were_fastest(
 
 @pytest.mark.unit
 @pytest.mark.parametrize("begin", [2, 4])
-def test_on_recorded_runs_of_a_slow_learner_it_takes_actors_away_and_stays(begin):
+def test_on_recorded_runs_of_a_slow_learner_actors_are_removed_and_not_added_again(begin):
     recorded = {int(n): [RunLoad(**load) for load in found["loads"]] for n, found in RECORDED["slow learner"].items()}
     rates = {int(n): found["steps_per_s"] for n, found in RECORDED["slow learner"].items()}
     path = simulated(recorded, begin)
     assert path == sorted(path, reverse=True)
     assert path[-1] == 1
-    assert rates[1] > 0.8 * rates[begin]  # what is given up is little, for a process where there were several
+    assert rates[1] > 0.8 * rates[begin]  # little speed is lost with one process instead of several
 
 
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-def test_a_run_that_goes_on_is_given_actors_and_its_log_says_why(tmp_path):
+def test_a_live_run_gets_more_actors_and_its_event_log_has_the_reason(tmp_path):
     service = make_local_service()
     slow = LONG | {"env": "steppe/Sleep-v0", "actors": 1, "envs": 1, "agent": {"segment_steps": 32}}
     run = service.create_run(RunRequest(**slow), "test").id
     try:
         until(lambda: service.get_run(run).state == "RUNNING", "the run is under way")
-        tending = AutoscaleLoop(service, "set", ScalingPolicy(most=4, looks=2, rest_s=0.0))
+        loop = AutoscaleLoop(service, "set", ScalingPolicy(most=4, consecutive=2, cooldown_s=0.0))
         seconds = iter(range(10_000))
 
         def grown():
             service.reconcile()
-            tending.look(float(next(seconds)))
+            loop.poll(float(next(seconds)))
             return service.get_actors(run).desired > 1
 
         until(grown, "there are more actors")

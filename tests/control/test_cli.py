@@ -1,4 +1,4 @@
-"""`steppe ctl`: a door like the others. Every operation is a command, and a run can be led through its life by it."""
+"""`steppe ctl`: every operation is a command, and commands control a run from its creation to its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steppe.records.run_directory import RunDirectory
 from steppe.records.view import ENDED
 from tests.support.service import clean_up, until
 
-MADE = [
+REQUEST = [
     "CartPole-v1",
     "-s",
     "mode=async",
@@ -33,7 +33,7 @@ MADE = [
     "-s",
     "steps=500_000_000",
     "-s",
-    "name=led",
+    "name=demo",
 ]
 
 
@@ -44,11 +44,11 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for record in (tmp_path / "runs").glob("*/run.json"):
         store = RunDirectory(record.parent).store
         process_host.kill_run_processes(store.status())
-        until(lambda found=store: found.status().state in (*ENDED, "PENDING"), "the run is gone")
+        until(lambda found=store: found.status().state in (*ENDED, "PENDING"), "the run has ended")
     clean_up(tmp_path / "runs")
 
 
-def say(*words: str) -> str:
+def ctl_output(*words: str) -> str:
     done = CliRunner().invoke(app, ["ctl", *words])
     if isinstance(done.exception, SteppeError):
         raise done.exception
@@ -56,72 +56,76 @@ def say(*words: str) -> str:
     return done.output
 
 
-def told(*words: str) -> dict[str, Any]:
-    return dict(json.loads(say(*words, "--json")))
+def ctl_json(*words: str) -> dict[str, Any]:
+    return dict(json.loads(ctl_output(*words, "--json")))
 
 
 @pytest.mark.unit
-def test_every_operation_is_a_command_with_all_that_it_takes() -> None:
+def test_every_operation_is_a_command_with_all_of_its_arguments() -> None:
     group = typer.main.get_command(ctl.app)
     commands = {name.replace("-", "_"): group.get_command(None, name) for name in group.list_commands(None)}
     assert commands.keys() == operations().keys()
     for name, command in commands.items():
         method = getattr(Service, name)
-        takes = set(inspect.signature(method).parameters) - {"self", "issuer"}
-        if "request" in takes:
-            takes = takes - {"request"} | {"env", "settings"}
+        arguments = set(inspect.signature(method).parameters) - {"self", "issuer"}
+        if "request" in arguments:
+            arguments = arguments - {"request"} | {"env", "settings"}
         given = {parameter.name for parameter in command.params}
-        assert takes <= given, name
+        assert arguments <= given, name
         assert "as_json" in given, name
         answer = typing.get_type_hints(method)["return"]
         assert ("wait" in given) == (
             answer in (models.Operation, models.Effects) and "issuer" in method.__annotations__
         ), name
-        assert ("follow" in given) == ("after" in takes), name
+        assert ("follow" in given) == ("after" in arguments), name
 
 
 @pytest.mark.unit
-def test_a_request_is_what_was_typed(runs: Path) -> None:
-    made = told("create-run", *MADE, "-s", "start=false", "-s", "clip=0.1", "-s", "evaluation.episodes=3")
-    assert (made["id"], made["state"], made["config"]["actors"]) == ("led", "PENDING", 2)
-    assert (made["config"]["agent.clip"], made["config"]["evaluation.episodes"]) == (0.1, 3)
-    assert "led" in say("list-runs")
-    assert told("set-hyperparameters", "led", "clip=0.3", "--dry-run")["operation"] is None
-    changed = told("set-hyperparameters", "led", "clip=0.3", "--if-generation", str(made["generation"]), "--wait")
+def test_commands_send_the_given_settings_and_raise_the_errors_of_the_service(runs: Path) -> None:
+    created = ctl_json("create-run", *REQUEST, "-s", "start=false", "-s", "clip=0.1", "-s", "evaluation.episodes=3")
+    assert (created["id"], created["state"], created["config"]["actors"]) == ("demo", "PENDING", 2)
+    assert (created["config"]["agent.clip"], created["config"]["evaluation.episodes"]) == (0.1, 3)
+    assert "demo" in ctl_output("list-runs")
+    assert ctl_json("set-hyperparameters", "demo", "clip=0.3", "--dry-run")["operation"] is None
+    changed = ctl_json(
+        "set-hyperparameters", "demo", "clip=0.3", "--if-generation", str(created["generation"]), "--wait"
+    )
     assert changed["operation"]["message"] == "takes effect on restart"
     for words, error in {
-        ("set-hyperparameters", "led", "clip=0.3", "--if-generation", "1"): SteppeError,
-        ("set-hyperparameters", "led", "clip=high"): ConfigError,
+        ("set-hyperparameters", "demo", "clip=0.3", "--if-generation", "1"): SteppeError,
+        ("set-hyperparameters", "demo", "clip=high"): ConfigError,
         ("create-run", "nothing"): ConfigError,
         ("create-run", "CartPole-v1", "-s", "device=cuda"): ConfigError,
         ("create-run", "CartPole-v1", "-s", "runtime=kafka"): ConfigError,
-        ("pause-run", "led"): Conflict,
-        ("get-run", "../led"): RunNotFound,
+        ("pause-run", "demo"): Conflict,
+        ("get-run", "../demo"): RunNotFound,
     }.items():
         with pytest.raises(error):
-            say(*words)
-    told("delete-run", "led")
-    entries = [(entry["who"][:4], entry["operation"], entry["outcome"][:7]) for entry in told("get-audit")["entries"]]
+            ctl_output(*words)
+    ctl_json("delete-run", "demo")
+    entries = [
+        (entry["who"][:4], entry["operation"], entry["outcome"][:7]) for entry in ctl_json("get-audit")["entries"]
+    ]
     assert ("cli:", "delete_run", "done") in entries
     assert ("cli:", "pause_run", "refused") in entries
 
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_run_is_led_through_its_life(runs: Path) -> None:
-    say("create-run", *MADE, "-s", "start=false")
-    assert told("start-run", "led", "--wait")["state"] == "succeeded"
-    until(lambda: told("get-learner", "led")["updates"] > 0, "it learns")
-    assert told("scale-actors", "led", "1", "--wait")["state"] == "succeeded"
-    assert told("get-actors", "led")["ready"] == 1
-    changed = told("set-hyperparameters", "led", "learning_rate=1e-9", "--wait")
-    assert "taken over at version" in changed["operation"]["message"]
-    assert told("pause-run", "led", "--wait")["state"] == "succeeded"
-    assert told("get-run", "led")["state"] == "PAUSED"
-    assert told("stop-run", "led", "--wait")["state"] == "succeeded"
-    assert "ended STOPPED" in say("get-logs", "led", "--follow"), "to its last line"
-    events = [json.loads(line) for line in say("get-events", "led", "--follow", "--json").splitlines()]
+def test_commands_control_a_run_from_start_to_stop(runs: Path) -> None:
+    ctl_output("create-run", *REQUEST, "-s", "start=false")
+    assert ctl_json("start-run", "demo", "--wait")["state"] == "succeeded"
+    until(lambda: ctl_json("get-learner", "demo")["updates"] > 0, "the learner updates")
+    assert ctl_json("scale-actors", "demo", "1", "--wait")["state"] == "succeeded"
+    assert ctl_json("get-actors", "demo")["ready"] == 1
+    changed = ctl_json("set-hyperparameters", "demo", "learning_rate=1e-9", "--wait")
+    assert "in effect from version" in changed["operation"]["message"]
+    assert ctl_json("pause-run", "demo", "--wait")["state"] == "succeeded"
+    assert ctl_json("get-run", "demo")["state"] == "PAUSED"
+    assert ctl_json("stop-run", "demo", "--wait")["state"] == "succeeded"
+    assert "ended STOPPED" in ctl_output("get-logs", "demo", "--follow"), "the last line is printed"
+    events = [json.loads(line) for line in ctl_output("get-events", "demo", "--follow", "--json").splitlines()]
     words = [event["details"].get("command") for found in events for event in found["events"]]
     assert [word for word in words if word] == ["scale", "set", "pause", "stop"]
-    assert told("get-metrics", "led", "--series", "loss/learning_rate")["series"][0]["points"]
-    assert told("list-checkpoints", "led")["checkpoints"]
+    assert ctl_json("get-metrics", "demo", "--series", "loss/learning_rate")["series"][0]["points"]
+    assert ctl_json("list-checkpoints", "demo")["checkpoints"]

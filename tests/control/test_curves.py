@@ -1,4 +1,4 @@
-"""Curves by themselves: what is kept, what is left out, and that peaks survive."""
+"""Curves: incremental reading, downsampling that keeps extremes, and limits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ pytestmark = pytest.mark.unit
 
 
 def report(step: int, value: float) -> dict:
-    told = TrainingReport(run="r", version=step, updates=step, env_steps=10 * step, train_s=step, stats={"x": value})
-    return told.record()
+    training = TrainingReport(
+        run="r", version=step, updates=step, env_steps=10 * step, train_s=step, stats={"x": value}
+    )
+    return training.record()
 
 
-def test_extremes_keep_every_parts_least_and_greatest():
+def test_downsampling_keeps_minimum_and_maximum_of_every_part():
     values = np.random.default_rng(0).normal(size=10_000).tolist()
     values[4_321], values[7_777] = 99.0, -99.0
     rows = downsample_extremes(values, range(len(values)), 200)
@@ -34,7 +36,7 @@ def test_extremes_keep_every_parts_least_and_greatest():
     assert downsample_extremes([math.nan] * 10, range(10), 4) == []
 
 
-def test_only_what_is_new_is_read_and_cursors_go_on(tmp_path):
+def test_only_new_reports_are_read_after_a_cursor(tmp_path):
     store = RunStore(tmp_path / "run.sqlite")
     curves = Curves(store)
     for step in range(1, 4):
@@ -55,17 +57,17 @@ def test_reports_of_several_kinds_keep_their_order(tmp_path):
     curves = Curves(store)
     for step in range(1, 2_501):  # more than are read at once
         stats = {"x": step / 2, "y": -1.0} if step % 3 else {"x": step / 2}
-        told = TrainingReport(
+        training = TrainingReport(
             run="r", version=step, updates=step, env_steps=step, train_s=step, time_s=step, stats=stats
         )
-        store.post(TRAINING, told.record())
+        store.post(TRAINING, training.record())
     curves.refresh()
     assert curves.points("loss/x", 0, 5_000)[0] == [(step, step, step / 2) for step in range(1, 2_501)]
     assert curves.points("loss/y", 0, 5_000)[0] == [(step, step, -1.0) for step in range(1, 2_501) if step % 3]
     assert curves.points("loss/y", 2_499, 9)[0] == [(2_500, 2_500, -1.0)]
 
 
-def test_a_resumed_run_goes_back(tmp_path):
+def test_after_a_resume_steps_may_decrease(tmp_path):
     store = RunStore(tmp_path / "run.sqlite")
     curves = Curves(store)
     store.post(TRAINING, report(9, 1.0))

@@ -1,4 +1,4 @@
-"""What the service accepts of hyperparameters: REST, page and MCP all go through these operations."""
+"""Validation of hyperparameters by the service, which REST, the page and MCP share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from steppe.control import models
 from steppe.control.factory import make_local_service
 from steppe.core.config.run import resolve_config
-from steppe.core.contracts.errors import ConfigError
+from steppe.core.contracts.errors import ConfigError, Conflict
 from steppe.core.contracts.reports import EventReport
 from steppe.core.contracts.transport import COMMANDS, EVENTS
 from steppe.records.run_directory import RunDirectory
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def service():
-    made = make_local_service()
-    yield made
-    made.close()
+    created = make_local_service()
+    yield created
+    created.close()
 
 
 def request(algo="ppo", **more):
@@ -30,21 +30,21 @@ def request(algo="ppo", **more):
 
 
 @pytest.mark.parametrize(
-    ("agent", "words"),
+    ("agent", "message"),
     [
         ({"clip": 1e308}, "less than or equal to 10"),
         ({"hidden": [1_000_000_000]}, "less than or equal to 65536"),
         ({"hidden": [65_536, 65_536]}, r"needs about .* GiB of memory"),
     ],
 )
-def test_a_request_that_no_machine_could_carry_out_makes_no_run(service, monkeypatch, agent, words):
+def test_a_request_with_impossible_values_creates_no_run(service, monkeypatch, agent, message):
     monkeypatch.setattr(factory, "available_bytes", lambda: 8 * 2**30)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         service.create_run(request(agent=agent), "test")
     assert service.list_runs().runs == []
 
 
-def test_a_change_that_would_not_fit_is_refused(service, monkeypatch):
+def test_a_change_that_needs_too_much_memory_is_refused(service, monkeypatch):
     run = service.create_run(request("dqn"), "test").id
     monkeypatch.setattr(factory, "available_bytes", lambda: 2**29)
     with pytest.raises(ConfigError, match="a batch"):
@@ -54,8 +54,8 @@ def test_a_change_that_would_not_fit_is_refused(service, monkeypatch):
 
 
 @pytest.mark.regression
-def test_what_means_nothing_in_the_world_of_a_stopped_run_is_refused_at_once(service):
-    """A run that has begun knows its world: CartPole has no continuous actions whose bounds could be exceeded."""
+def test_a_value_that_the_environment_does_not_support_is_refused_for_a_stopped_run(service):
+    """A run that has started knows its environment: CartPole has no continuous actions with bounds."""
     layer = {**settings("ppo"), "name": "begun", "steps": 64}
     run_experiment(resolve_config(("call", layer)), observers=[lambda view: view.updates > 0])
     directory = RunDirectory.open("begun")
@@ -66,13 +66,23 @@ def test_what_means_nothing_in_the_world_of_a_stopped_run_is_refused_at_once(ser
     assert service.set_hyperparameters("begun", {"gamma": 0.5}, "test").operation is not None
 
 
-def test_what_workers_cannot_take_over_waits_for_a_restart(service):
+@pytest.mark.regression
+def test_what_only_the_environment_can_tell_is_refused_before_a_run_has_begun(service):
+    """It would be acknowledged, and the run would fail when it is started."""
+    run = service.create_run(request(), "test").id
+    with pytest.raises(Conflict, match=r"bounds_coef: only some environments support it, and .* has not started yet"):
+        service.set_hyperparameters(run, {"bounds_coef": 0.5}, "test")
+    assert RunDirectory(service.root / run).store.read(COMMANDS) == []
+    assert service.set_hyperparameters(run, {"bounds_coef": 0.0, "gamma": 0.5}, "test").operation is not None
+
+
+def test_workers_change_some_hyperparameters_only_on_restart(service):
     run = service.create_run(request(mode="workers", actors=2), "test").id
     effects = {one.name: one.effect for one in service.get_hyperparameters(run).hyperparameters}
     assert (effects["entropy_coef"], effects["clip"], effects["hidden"]) == ("live", "restart", "fixed")
 
 
-def test_a_change_that_the_run_refused_is_none_when_it_is_resumed(service):
+def test_a_change_that_the_run_refused_is_not_applied_on_resume(service):
     run = service.create_run(request(), "test").id
     for gamma, obeyed in ((0.5, True), (0.25, False)):
         done = service.set_hyperparameters(run, {"gamma": gamma}, "test").operation

@@ -1,4 +1,4 @@
-"""control/operations.py: a run whose process is alive but silent may only be short of processor time, so the deadline decides."""
+"""control/operations.py: a live process without heartbeats may only lack CPU time, so the deadline of an operation decides."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def clock(monkeypatch):
 def run(tmp_path, clock):
     resolved = resolve_config(("call", {"env": "CartPole-v1", "run_dir": str(tmp_path / "run")}))
     directory = RunDirectory.create(resolved.config, resolved.sources)
-    for path in directory.path.iterdir():  # their times count as signs of life
+    for path in directory.path.iterdir():  # the service takes their modification times for heartbeats
         os.utime(path, (0, 0))
     yield directory
     directory.release()
 
 
-def begun(kind, clock, **details):
+def pending_operation(kind, clock, **details):
     return new_operation(kind, "run", "test", **details) | {"created_s": clock.s}
 
 
-def silent(run, clock, state):
+def stop_heartbeats(run, clock, state):
     run.store.set_status(state)
     os.utime(run.store.path, (0, 0))
     clock.s += LOST_AFTER_S + 1
@@ -49,21 +49,21 @@ def silent(run, clock, state):
 
 
 @pytest.mark.parametrize(("kind", "details"), [("start", {}), ("pause", {}), ("set", {}), ("scale", {"actors": 2})])
-def test_an_operation_on_a_silent_run_waits_for_its_deadline(run, clock, kind, details):
-    record = begun(kind, clock, deadline_s=100.0, **details)
-    silent(run, clock, "STARTING" if kind == "start" else "RUNNING")
+def test_an_operation_on_a_run_without_heartbeats_fails_at_its_deadline(run, clock, kind, details):
+    record = pending_operation(kind, clock, deadline_s=100.0, **details)
+    stop_heartbeats(run, clock, "STARTING" if kind == "start" else "RUNNING")
     assert operations.refresh_operation(record, run)["state"] == "pending"
     clock.s += 100.0
     found = operations.refresh_operation(record, run)
-    assert (found["state"], found["message"]) == ("failed", "nobody has carried it out within 100 s")
+    assert (found["state"], found["message"]) == ("failed", "not confirmed within 100 s")
 
 
-def test_one_that_is_heard_of_again_succeeds(run, clock):
-    start = begun("start", clock, deadline_s=100.0)
-    silent(run, clock, "STARTING")
+def test_an_operation_succeeds_if_the_run_reports_again(run, clock):
+    start = pending_operation("start", clock, deadline_s=100.0)
+    stop_heartbeats(run, clock, "STARTING")
     run.store.set_status("RUNNING")
     assert operations.refresh_operation(start, run)["state"] == "succeeded"
-    record = begun("pause", clock)
+    record = pending_operation("pause", clock)
     number = run.store.post(COMMANDS, {"command": "pause", "id": record["id"]})
     record["details"]["number"] = 0
     run.store.set_status("PAUSED")
@@ -73,8 +73,8 @@ def test_one_that_is_heard_of_again_succeeds(run, clock):
     assert operations.refresh_operation(record, run)["state"] == "succeeded"
 
 
-def test_a_process_that_is_gone_fails_it_at_once(run, clock, monkeypatch):
-    record = begun("start", clock, deadline_s=100.0)
+def test_an_operation_fails_at_once_if_the_process_is_dead(run, clock, monkeypatch):
+    record = pending_operation("start", clock, deadline_s=100.0)
     run.store.set_status("STARTING")
     monkeypatch.setattr(stores, "process_start", lambda pid: None)
     found = operations.refresh_operation(record, run)

@@ -1,6 +1,6 @@
-"""Real training runs through the real service: from the request to the end, and every change on the way.
+"""Real training runs through the real service, from the request to the end, with every change in between.
 
-All of it holds for the embedded broker and for a real Kafka broker.
+The tests run with the embedded broker and with a real Kafka broker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def brokers(request: pytest.FixtureRequest) -> str | None:
 
 
 def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str | None):
-    assert api.get("/api/v1/openapi.json").json() == json.loads(CONTRACT.read_text()), "the same operations on both"
+    assert api.get("/api/v1/openapi.json").json() == json.loads(CONTRACT.read_text()), (
+        "both brokers have the same operations"
+    )
     assert api.get("/version").json()["broker"] == ("kafka" if brokers else "embedded")
     assert api.get("/readyz").json()["status"] == "ok"
     run = make(api, SHORT, name="short")
@@ -51,8 +53,8 @@ def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str |
     assert found["progress"]["env_steps"] >= 4_000
     assert found["config"]["envs"] == 8
     assert found["config"]["runtime"] == ("kafka" if brokers else "processes")
-    assert not {"run_dir", "kafka.key", "kafka.username"} & set(found["config"]), "what is the host's is not told"
-    assert found["config"]["agent.learning_rate"] is not None, "the choices that were made for it are written down"
+    assert not {"run_dir", "kafka.key", "kafka.username"} & set(found["config"]), "keys of the host are not returned"
+    assert found["config"]["agent.learning_rate"] is not None, "resolved defaults are recorded"
     assert found["sources"]["steps"] == "request"
     assert not any("resume" in event["kind"] for event in api.get(f"/api/v1/runs/{run}/events").json()["events"])
     metrics = api.get(f"/api/v1/runs/{run}/metrics", params={"series": ["train/return_mean", "loss/entropy"]}).json()
@@ -60,9 +62,9 @@ def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str |
     assert all(series["points"] for series in metrics["series"])
     assert metrics["series"][0]["points"][-1][0] >= 4_000
     assert api.get(f"/api/v1/runs/{run}/metrics", params={"since": metrics["next"]}).json()["series"][0]["points"] == []
-    judged = api.get(f"/api/v1/runs/{run}/evaluations").json()["evaluations"]
-    assert judged[-1]["final"]
-    assert judged[-1]["episodes"] == 2
+    evaluations = api.get(f"/api/v1/runs/{run}/evaluations").json()["evaluations"]
+    assert evaluations[-1]["final"]
+    assert evaluations[-1]["episodes"] == 2
     assert [kept["damage"] for kept in api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"]].count(
         None
     ) >= 1
@@ -72,7 +74,7 @@ def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str |
     again = api.get(f"/api/v1/runs/{run}/logs", params={"after": logs["next"]}).json()
     assert again["lines"] == []
     assert api.get(f"/api/v1/runs/{run}/diagnosis").json()["sentence"]
-    assert api.post(f"/api/v1/runs/{run}/start").status_code == 409, "it is complete"
+    assert api.post(f"/api/v1/runs/{run}/start").status_code == 409, "the run is complete"
     assert api.delete(f"/api/v1/runs/{run}").status_code == 204
     assert api.get(f"/api/v1/runs/{run}").status_code == 404
 
@@ -82,7 +84,7 @@ def test_a_run_from_the_request_to_its_results(api: httpx.Client, brokers: str |
 def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
     run = make(api, LONG)
     learning(api, run)
-    until(lambda: api.get(f"/api/v1/runs/{run}/actors").json()["ready"] == 2, "both actors")
+    until(lambda: api.get(f"/api/v1/runs/{run}/actors").json()["ready"] == 2, "both actors are ready")
     path = f"/api/v1/runs/{run}"
 
     assert finished(api, api.post(f"{path}/pause"))["state"] == "succeeded"
@@ -97,16 +99,16 @@ def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
         assert api.get(f"{path}/actors").json()["ready"] == count
     assert api.put(f"{path}/actors", json={"actors": 5}).status_code == 422
     dropped = api.get(f"{path}/metrics").json()["names"]
-    assert "dropped/missing" not in dropped, "no segment that was handed over is lost"
+    assert "dropped/missing" not in dropped, "no sent segment is lost"
     assert "dropped/repeated" not in dropped
 
     change = {"values": {"learning_rate": 1e-9, "max_grad_norm": 0.25}}
-    planned = api.patch(f"{path}/hyperparameters", json={**change, "dry_run": True}).json()
-    assert [effect["effect"] for effect in planned["effects"]] == [
+    preview = api.patch(f"{path}/hyperparameters", json={**change, "dry_run": True}).json()
+    assert [effect["effect"] for effect in preview["effects"]] == [
         "takes effect with the next update",
         "takes effect on restart",
     ]
-    assert planned["operation"] is None
+    assert preview["operation"] is None
     before = api.get(f"{path}/metrics").json()["next"]
     done = finished(api, api.patch(f"{path}/hyperparameters", json=change))
     assert done["state"] == "succeeded"
@@ -116,7 +118,7 @@ def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
         params = {"series": "loss/learning_rate", "since": before}
         return [point[2] for point in api.get(f"{path}/metrics", params=params).json()["series"][0]["points"]]
 
-    until(lambda: rates() and rates()[-1] == pytest.approx(1e-9), "the learner learns with the new rate")
+    until(lambda: rates() and rates()[-1] == pytest.approx(1e-9), "the learner uses the new rate")
     event = next(
         event for event in api.get(f"{path}/events").json()["events"] if event["details"].get("id") == done["id"]
     )
@@ -128,7 +130,7 @@ def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
     started = api.post(f"{path}/start")
     stopping = finished(api, api.post(f"{path}/stop"))
     assert (stopping["state"], stopping["message"]) == ("succeeded", None), (
-        "it was heard while it was starting: no kill"
+        "the run received the command while starting and was not killed"
     )
     assert run_of(api, run)["reason"] == "stop_requested"
     assert finished(api, started)["state"] == "succeeded"
@@ -137,7 +139,7 @@ def test_pause_resume_scale_tune_and_stop(api: httpx.Client):
     values = {one["name"]: one["value"] for one in api.get(f"{path}/hyperparameters").json()["hyperparameters"]}
     assert values["learning_rate"] == 1e-9
     assert values["max_grad_norm"] == 0.25
-    until(lambda: api.get(f"{path}/actors").json()["ready"] == 1, "the number of actors that it was scaled to")
+    until(lambda: api.get(f"{path}/actors").json()["ready"] == 1, "the resumed run has the scaled number of actors")
     learner = api.put(f"{path}/learner", json={"learner": 0})
     assert finished(api, learner)["state"] == "succeeded"
     assert run_of(api, run)["state"] == "STOPPED"
@@ -148,9 +150,9 @@ def updates_of(api: httpx.Client, run: str) -> list[list]:
     return api.get(f"/api/v1/runs/{run}/metrics", params=params).json()["series"][0]["points"]
 
 
-def heard_lost(told: Iterator[dict[str, Any]], run: str, heartbeats: int) -> bool:
-    """Whether the stream says that the run is LOST before it has sent more than so many heartbeats."""
-    for message in told:
+def reports_lost(stream_messages: Iterator[dict[str, Any]], run: str, heartbeats: int) -> bool:
+    """Return whether the stream reports the run as LOST within this number of heartbeats."""
+    for message in stream_messages:
         if message["type"] == "run" and message["run"]["id"] == run and message["run"]["state"] == "LOST":
             return True
         heartbeats -= message["type"] == "heartbeat"
@@ -161,7 +163,7 @@ def heard_lost(told: Iterator[dict[str, Any]], run: str, heartbeats: int) -> boo
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_and_runs_outlive_the_service(served: Served):
+def test_a_killed_run_can_be_resumed_and_runs_outlive_the_service(served: Served):
     with served.client() as api:
         run = make(api, LONG, checkpoint={"every_s": 0.5})
         waiting = make(api, TABLE, start=False)
@@ -172,30 +174,30 @@ def test_a_run_that_is_killed_goes_on_and_runs_outlive_the_service(served: Serve
     served.kill()
     served.start()
     with served.client() as api:
-        assert run_of(api, waiting)["state"] == "PENDING", "nobody began it, so nobody lost it"
+        assert run_of(api, waiting)["state"] == "PENDING", "a run that was not started is not lost"
         after = run_of(api, run)
         assert after["state"] == "RUNNING"
         assert after["config"] == before["config"]
-        until(lambda: run_of(api, run)["progress"]["updates"] > before["progress"]["updates"], "it goes on")
-        assert updates_of(api, run)[: len(curve)] == curve, "with its whole history"
+        until(lambda: run_of(api, run)["progress"]["updates"] > before["progress"]["updates"], "the run continues")
+        assert updates_of(api, run)[: len(curve)] == curve, "its whole history is kept"
         assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
         assert finished(api, api.post(f"/api/v1/runs/{waiting}/start"))["state"] == "succeeded"
         in_state(api, waiting, "RUNNING")
-        assert api.delete(f"/api/v1/runs/{waiting}").status_code == 409, "it is running"
+        assert api.delete(f"/api/v1/runs/{waiting}").status_code == 409, "the run is running"
         assert finished(api, api.post(f"/api/v1/runs/{waiting}/kill"))["state"] == "succeeded"
         found = run_of(api, waiting)
         assert (found["state"], found["reason"]) == ("STOPPED", "killed")
 
 
 def kill_and_start(served: Served, api: httpx.Client, run: str) -> None:
-    """Kill a run that has a checkpoint: it is LOST, for a reason, and goes on when it is started."""
+    """Kill a run that has a checkpoint: it becomes LOST with a reason, and continues when it is started."""
     until(lambda: api.get(f"/api/v1/runs/{run}/checkpoints").json()["checkpoints"], "a checkpoint")
     pid = RunDirectory(served.root / "runs" / run).store.status().pid
     with listen(served) as socket:
-        told = messages(socket)
-        assert next(told)["type"] == "snapshot", "what happens from here on comes as a delta"
+        stream_messages = messages(socket)
+        assert next(stream_messages)["type"] == "snapshot", "later changes arrive as deltas"
         os.killpg(pid, signal.SIGKILL)
-        assert heard_lost(told, run, heartbeats=3)
+        assert reports_lost(stream_messages, run, heartbeats=3)
     lost = in_state(api, run, "LOST")
     assert lost["reason"] == "process_dead"
     assert str(pid) in lost["message"]
@@ -204,7 +206,7 @@ def kill_and_start(served: Served, api: httpx.Client, run: str) -> None:
     assert finished(api, api.post(f"/api/v1/runs/{run}/start"))["state"] == "succeeded"
 
 
-def test_a_run_that_cannot_begin_says_why(api: httpx.Client):
+def test_a_run_that_cannot_start_reports_the_reason(api: httpx.Client):
     run = make(api, SHORT, env="Pendulum-v1", algo="dqn")
     found = in_state(api, run, "FAILED")
     assert found["reason"] == "cannot_start"

@@ -1,4 +1,4 @@
-"""The service by itself, without a door: what does not stop is killed, nobody waits for another's long read, memory stays flat."""
+"""The service without HTTP: hung runs are killed, long reads block no other run, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tests.support.service import SHORT, TABLE, clean_up, until
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "runs"))
-    made = make_local_service(Bounds(stop_s=1.0))
-    yield made
-    for found in made.list_runs().runs:
-        process_host.kill_run_processes(RunDirectory(made.root / found.id).store.status())
-        until(lambda run=found.id: made.get_run(run).state in (*ENDED, "PENDING"), "the run is gone")
-        made.reconcile()
-    made.close()
-    clean_up(made.root)
+    created = make_local_service(Bounds(stop_s=1.0))
+    yield created
+    for found in created.list_runs().runs:
+        process_host.kill_run_processes(RunDirectory(created.root / found.id).store.status())
+        until(lambda run=found.id: created.get_run(run).state in (*ENDED, "PENDING"), "the run has ended")
+        created.reconcile()
+    created.close()
+    clean_up(created.root)
 
 
-def ask(**changes: object) -> models.RunRequest:
+def request(**changes: object) -> models.RunRequest:
     return models.RunRequest.model_validate({**SHORT, "start": False, **changes})
 
 
@@ -49,70 +49,70 @@ def ask(**changes: object) -> models.RunRequest:
 @pytest.mark.integration
 def test_a_run_that_does_not_stop_is_killed(service: Service) -> None:
     run = service.create_run(models.RunRequest.model_validate(TABLE), "test").id
-    until(lambda: service.get_run(run).state == "RUNNING", "it runs")
+    until(lambda: service.get_run(run).state == "RUNNING", "the run is running")
     store = RunDirectory(service.root / run).store
-    os.kill(store.status().pid or 0, signal.SIGSTOP)  # alive, but deaf
-    asked = service.stop_run(run, "test")
-    assert asked.state == "pending"
+    os.kill(store.status().pid or 0, signal.SIGSTOP)  # alive, but not responding
+    operation = service.stop_run(run, "test")
+    assert operation.state == "pending"
 
-    def settled() -> models.Operation | None:
+    def finished_operation() -> models.Operation | None:
         service.reconcile()
-        found = service.get_operation(asked.id)
+        found = service.get_operation(operation.id)
         return found if found.state != "pending" else None
 
-    done = until(settled, "it is stopped one way or another")
-    assert (done.state, done.message) == ("succeeded", "it did not stop in time and was killed")
+    done = until(finished_operation, "the run has been stopped or killed")
+    assert (done.state, done.message) == ("succeeded", "the run did not stop in time and was killed")
     found = service.get_run(run)
     assert (found.state, found.reason) == ("STOPPED", "killed")
     assert not any(one["message"] is None for one in service.database.operations(run) if one["kind"] == "stop")
 
 
 @pytest.mark.unit
-def test_nobody_waits_for_a_long_read_of_another_run(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, other = service.create_run(ask(), "test").id, service.create_run(ask(), "test").id
+def test_a_long_read_of_a_run_does_not_block_other_runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, other = service.create_run(request(), "test").id, service.create_run(request(), "test").id
     reading, release = threading.Event(), threading.Event()
     refresh = Curves.refresh
 
-    def slowly(self: Curves) -> None:
+    def slow_refresh(self: Curves) -> None:
         reading.set()
         assert release.wait(60)
         refresh(self)
 
-    monkeypatch.setattr(Curves, "refresh", slowly)
+    monkeypatch.setattr(Curves, "refresh", slow_refresh)
     reader = threading.Thread(target=service.get_metrics, args=(slow,))
     reader.start()
     assert reading.wait(60)
     assert service.get_actors(other).desired == 1
     assert {found.id for found in service.list_runs().runs} == {slow, other}
     assert service.get_run(slow).state == "PENDING"
-    assert service.stop_run(slow, "test").state == "succeeded", "changes do not wait either"
+    assert service.stop_run(slow, "test").state == "succeeded", "changes are not blocked either"
     release.set()
     reader.join(60)
     assert not reader.is_alive()
 
 
 @pytest.mark.unit
-def test_brokers_carry_what_they_can_and_their_secrets_are_not_told(service: Service) -> None:
+def test_runs_use_the_brokers_if_possible_and_credentials_are_not_returned(service: Service) -> None:
     service.backend.kafka = KafkaConfig(address="127.0.0.1:9", prefix="mine.", security="sasl", username="me")
-    for request, runtime in (
+    for changes, runtime in (
         ({}, "kafka"),
         ({"runtime": "kafka"}, "kafka"),
         ({"runtime": "processes"}, "processes"),
         ({"algo": "a3c", "mode": "workers"}, "processes"),  # workers share memory
     ):
-        made = service.create_run(ask(**request), "test")
-        config = RunDirectory(service.root / made.id).config()
-        assert (made.config["runtime"], config.runtime) == (runtime, runtime), request
+        created = service.create_run(request(**changes), "test")
+        config = RunDirectory(service.root / created.id).config()
+        assert (created.config["runtime"], config.runtime) == (runtime, runtime), changes
         assert config.kafka == (service.backend.kafka if runtime == "kafka" else KafkaConfig())
-        assert "kafka.username" not in made.config
+        assert "kafka.username" not in created.config
     service.backend.kafka = None
     with pytest.raises(ConfigError, match="--kafka HOST:PORT"):
-        service.create_run(ask(runtime="kafka"), "test")
+        service.create_run(request(runtime="kafka"), "test")
 
 
 @pytest.mark.unit
-def test_lines_of_ended_runs_are_read_again_when_they_change(service: Service) -> None:
-    run = service.create_run(ask(), "test").id
+def test_entries_of_ended_runs_are_read_again_when_they_change(service: Service) -> None:
+    run = service.create_run(request(), "test").id
     assert [found.state for found in service.list_runs().runs] == ["PENDING"]
     service.stop_run(run, "test")
     assert [found.state for found in service.list_runs().runs] == ["STOPPED"]
@@ -123,38 +123,36 @@ def test_lines_of_ended_runs_are_read_again_when_they_change(service: Service) -
 
 
 @pytest.mark.unit
-def test_a_page_that_waits_for_the_service_makes_it_read_no_history(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = service.create_run(ask(), "test").id
+def test_a_connected_client_causes_no_reading_of_old_curves(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = service.create_run(request(), "test").id
     service.stop_run(run, "test")
     read: list[Curves] = []
     monkeypatch.setattr(Curves, "refresh", lambda curves: read.append(curves))
     hub = Hub()
     hub.clients = 1
     watcher, store = RunWatcher(service, hub), RunDirectory(service.root / run).store
-    watcher.look()
-    assert (hub.number, read) == (1, []), "it is told that the run is there, and no more"
+    watcher.poll()
+    assert (hub.number, read) == (1, []), "the run is listed, and no history is read"
     store.set_status("RUNNING")
     try:
-        watcher.look()
+        watcher.poll()
         assert len(read) == 1
     finally:
-        store.set_status("SUCCEEDED")  # it is this very process's: nobody is to kill it
-    watcher.look()
-    assert len(read) == 2, "its last words are passed on"
+        store.set_status("SUCCEEDED")  # the run belongs to this process, which must not be killed
+    watcher.poll()
+    assert len(read) == 2, "its last points are sent"
 
 
 SERIES, REPORTS = 100, 1_500
-DAY_OVER_TEST = 86_400 * 1_000 / (SERIES * REPORTS)  # all bounds are cut down by about so much
+DAY_OVER_TEST = 86_400 * 1_000 / (SERIES * REPORTS)  # factor by which all limits are reduced
 
 
 @pytest.mark.slow
 @pytest.mark.unit
-def test_memory_stays_flat_over_a_day_of_points(
+def test_memory_is_bounded_over_a_day_of_points(
     service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A day of 1,000 points a second in small: as many points beyond the bounds, which are cut down alike."""
+    """Simulate a day with 1,000 points per second: fewer points, and limits that are smaller by the same factor."""
     monkeypatch.setattr(run_cache, "Curves", functools.partial(Curves, most_points=int(20_000 / DAY_OVER_TEST)))
     config = RunConfig(env="CartPole-v1", run_dir=service.root / "day")
     directory = RunDirectory.create(config, {})
@@ -163,15 +161,15 @@ def test_memory_stays_flat_over_a_day_of_points(
     hub.clients = 1
     watcher = RunWatcher(service, hub)
 
-    def pass_time(begin: int, end: int) -> int:
-        """The most memory in use at any of ten moments: what is kept rises and falls as curves are thinned out."""
+    def simulate(begin: int, end: int) -> int:
+        """Return the peak memory at ten moments; it rises and falls as curves are downsampled."""
         most = 0
         for step in range(begin, end):
             stats = {f"s{number}": (step * number) % 7.0 for number in range(SERIES)}
             report = TrainingReport(run="day", version=step, updates=step, env_steps=step, train_s=step, stats=stats)
             directory.store.post(TRAINING, report.record())
             if step % 10 == 0:
-                watcher.look()
+                watcher.poll()
             if step % (REPORTS // 30) == 0:
                 gc.collect()
                 most = max(most, tracemalloc.get_traced_memory()[0])
@@ -179,12 +177,12 @@ def test_memory_stays_flat_over_a_day_of_points(
 
     tracemalloc.start()
     try:
-        pass_time(1, REPORTS // 3)  # warm up: caches, buffers and the series themselves
-        before = pass_time(REPORTS // 3, 2 * REPORTS // 3)
-        after = pass_time(2 * REPORTS // 3, REPORTS)
+        simulate(1, REPORTS // 3)  # warm up: caches, buffers and the series themselves
+        before = simulate(REPORTS // 3, 2 * REPORTS // 3)
+        after = simulate(2 * REPORTS // 3, REPORTS)
     finally:
         tracemalloc.stop()
-        directory.store.set_status("SUCCEEDED")  # it is this very process's: nobody is to kill it
+        directory.store.set_status("SUCCEEDED")  # the run belongs to this process, which must not be killed
         directory.release()
     assert watcher.failures == 0
     assert service.get_metrics("day", ["loss/s1"]).series[0].total <= 20_000 / DAY_OVER_TEST

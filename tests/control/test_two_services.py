@@ -1,5 +1,5 @@
-"""Two services on one broker and the same topics, each with runs of its own, of which two have the same name: everybody sees, does
-and answers what is asked of his own runs, and nothing else."""
+"""Two services on one broker with the same topics, and a run with the same name each: every service lists, executes and
+answers commands of its own runs only."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.service import LONG, Served, bring_down, finished, in_state, 
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = {**LONG, "actors": 1}
-NAME = f"twin-{uuid.uuid4().hex[:8]}"  # of a run of each: whoever cleans up looks for what has its name
+NAME = f"twin-{uuid.uuid4().hex[:8]}"  # each service has a run of this name; the clean-up finds files by it
 TWIN = f"/api/v1/runs/{NAME}"
 
 
 class OwnService:
-    """One of the services, with a run `twin` and what the topics say of that."""
+    """One of the services, with its run NAME and a reader of that run's topics."""
 
     def __init__(self, root, config):
         root.mkdir()
@@ -32,10 +32,10 @@ class OwnService:
         self.served = Served(root, config.address, prefix=config.prefix)
         self.served.start()
         self.api = self.served.client()
-        self.asked, self.topics = [], None
+        self.sent, self.topics = [], None
 
     def begin(self):
-        """Make the run and start it."""
+        """Create the run and start it."""
         make(self.api, SMALL, name=NAME, start=False)
         self.directory = RunDirectory(self.served.root / "runs" / NAME)
         self.topics = Topics(self.config, self.directory)
@@ -43,31 +43,31 @@ class OwnService:
         in_state(self.api, NAME, "RUNNING")
 
     def ask(self, answer):
-        """Require that what was asked over REST comes to a good end."""
+        """Require that an operation requested over REST succeeds."""
         done = finished(self.api, answer)
         assert done["state"] == "succeeded", done
-        self.asked.append(done["id"])
+        self.sent.append(done["id"])
 
-    def tell(self, word):
-        """Ask over Kafka, as a stranger who knows the run's name and key."""
+    def send_command(self, kind):
+        """Send a command over Kafka, as an external client that knows the run's name and key."""
         board = KafkaBoard(KafkaConnection(self.config, wire_name(self.directory)), "stranger")
-        asked = make_command(word, "stranger")
-        assert board.post(COMMANDS, asked)
+        sent = make_command(kind, "stranger")
+        assert board.post(COMMANDS, sent)
         board.close()
-        self.asked.append(asked["id"])
+        self.sent.append(sent["id"])
 
-    def carried_out(self):
-        """The commands in the run's store."""
+    def stored_commands(self):
+        """Return the commands in the run's store."""
         return [record["command"] for _, record in self.directory.store.read(COMMANDS)]
 
     def operations(self):
-        """What the service has been asked, oldest first, and by whom."""
-        told = self.api.get("/api/v1/operations", params={"limit": 100}).json()["operations"]
-        return [(one["kind"], one["issuer"]) for one in reversed(told)]
+        """Return the kind and issuer of all operations, oldest first."""
+        found = self.api.get("/api/v1/operations", params={"limit": 100}).json()["operations"]
+        return [(one["kind"], one["issuer"]) for one in reversed(found)]
 
     def rate(self):
-        told = self.api.get(f"{TWIN}/hyperparameters").json()["hyperparameters"]
-        return next(one["value"] for one in told if one["name"] == "learning_rate")
+        found = self.api.get(f"{TWIN}/hyperparameters").json()["hyperparameters"]
+        return next(one["value"] for one in found if one["name"] == "learning_rate")
 
     def kill(self):
         """End the run at once, if there is one."""
@@ -88,11 +88,13 @@ def services(kafka, tmp_path):
         for name in ("one", "two"):
             made.append(OwnService(tmp_path / name, config))
             stack.callback(made[-1].close)
-        stack.callback(lambda: [service.kill() for service in made])  # first: no room of that name is to be left
+        stack.callback(
+            lambda: [service.kill() for service in made]
+        )  # first, so that no shared memory of that name is left
         yield made
 
 
-def test_each_does_and_shows_what_is_asked_of_its_own_runs(services):
+def test_each_service_executes_and_shows_commands_of_its_own_runs_only(services):
     one, two = services
     make(one.api, SMALL, name="alone", start=False)
     for service in services:
@@ -112,20 +114,22 @@ def test_each_does_and_shows_what_is_asked_of_its_own_runs(services):
     two.ask(two.api.post(f"{TWIN}/resume"))
     in_state(two.api, NAME, "RUNNING")
 
-    two.tell("stop")
+    two.send_command("stop")
     in_state(two.api, NAME, "STOPPED")
-    one.tell("start")
-    until(lambda: run_of(one.api, NAME)["state"] == "RUNNING", "the service has heard it")
+    one.send_command("start")
+    until(lambda: run_of(one.api, NAME)["state"] == "RUNNING", "the service has executed the command")
     for service in services:
-        for identity in service.asked:
-            until(lambda service=service, identity=identity: service.topics.answers(identity), "it is answered")
-    assert run_of(two.api, NAME)["state"] == "STOPPED", "the start was for the other one"
+        for identity in service.sent:
+            until(
+                lambda service=service, identity=identity: service.topics.answers(identity), "the command is answered"
+            )
+    assert run_of(two.api, NAME)["state"] == "STOPPED", "the start command was for the other service"
 
     for service in services:
-        assert [record["id"] for record in service.topics.commands()] == service.asked
-        answers = [service.topics.answers(identity) for identity in service.asked]
-        assert answers == [[(True, None)]] * len(service.asked), "each is answered once, where the asker looks"
-    assert [service.carried_out() for service in services] == [["set", "stop"], ["set", "pause", "resume", "stop"]]
+        assert [record["id"] for record in service.topics.commands()] == service.sent
+        answers = [service.topics.answers(identity) for identity in service.sent]
+        assert answers == [[(True, None)]] * len(service.sent), "each is answered once, in the topic of the run"
+    assert [service.stored_commands() for service in services] == [["set", "stop"], ["set", "pause", "resume", "stop"]]
     rest = "token:admin"
     assert one.operations() == [("start", rest), ("set", rest), ("stop", rest), ("start", "kafka:stranger")]
     assert two.operations() == [("start", rest), ("set", rest), ("pause", rest), ("resume", rest)]

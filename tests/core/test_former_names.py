@@ -6,7 +6,8 @@ import pytest
 
 import steppe
 from steppe import envs
-from steppe.core.algorithms import AgentConfig, PPOConfig
+from steppe.algorithms.ppo.config import PPOConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import EnvConfig
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,10 @@ import steppe
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(steppe.__file__).parents[2]
-EXAMPLES = {"composition": 12, "episodes": 20, "replay": 60, "classic": 8, "params": 40, "codec": 40, "segments": 15}
+EXAMPLES = {
+    "composition": 12, "episodes": 20, "replay": 60, "classic": 8, "params": 40, "federated": 30, "client": 30,
+    "environment": 15, "loaded": 30, "codec": 40, "segments": 15,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", EXAMPLES)

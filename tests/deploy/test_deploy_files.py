@@ -1,4 +1,4 @@
-"""The images' files without an engine: scripts are run, Dockerfiles and compose are read by parsers that are not ours."""
+"""Deployment files without a container engine: scripts are run; YAML and Dockerfiles are parsed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def run(*words, **options):
 
 @pytest.fixture
 def programs(tmp_path):
-    """Where a test may put programs that are found first."""
-    place = tmp_path / "bin"
-    place.mkdir()
+    """Return a function that writes programs to a directory at the front of `path`."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
 
-    def put(name, text):
-        (place / name).write_text(text)
-        (place / name).chmod(0o755)
+    def write_program(name, text):
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
 
-    put.path = f"{place}:{os.environ['PATH']}"
-    return put
+    write_program.path = f"{directory}:{os.environ['PATH']}"
+    return write_program
 
 
-def test_digests_are_written_where_they_belong_and_renewed(tmp_path, programs):
+def test_digests_of_base_images_are_written_and_updated(tmp_path, programs):
     copy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, copy)
     programs("docker", f"#!/bin/sh\necho {DIGEST}\n")
@@ -59,7 +59,7 @@ def test_digests_are_written_where_they_belong_and_renewed(tmp_path, programs):
     assert container["image"] == f"apache/kafka:4.1.0@{DIGEST}"
 
 
-def test_what_docker_says_wrongly_is_not_written(tmp_path, programs):
+def test_invalid_digests_are_not_written(tmp_path, programs):
     copy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, copy)
     programs("docker", "#!/bin/sh\necho nonsense\n")
@@ -71,7 +71,7 @@ def test_what_docker_says_wrongly_is_not_written(tmp_path, programs):
     assert "nonsense" not in (copy / "docker" / "Dockerfile.actor").read_text()
 
 
-def test_the_entry_point_prepares_and_hands_over(tmp_path, programs):
+def test_the_entry_point_prepares_the_environment_and_executes_steppe(tmp_path, programs):
     programs(
         "steppe", '#!/bin/sh\ntrap "exit 7" TERM\necho "$@" "$STEPPE_KAFKA_PASSWORD" $$\nwhile :; do sleep 0.05; done\n'
     )
@@ -85,8 +85,8 @@ def test_the_entry_point_prepares_and_hands_over(tmp_path, programs):
     }  # fmt: skip
     line = [DEPLOY / "docker" / "entrypoint.sh", "role", "actor"]
     process = subprocess.Popen(line, env=environ, stdout=subprocess.PIPE, text=True)
-    said = process.stdout.readline().split()
-    assert said == ["role", "actor", "hush", str(process.pid)]  # the same process: signals reach it
+    output = process.stdout.readline().split()
+    assert output == ["role", "actor", "hush", str(process.pid)]  # the same process, so it receives signals
     assert (tmp_path / "cache" / "one.nbi").read_text() == "compiled"
     process.send_signal(signal.SIGTERM)
     assert process.wait(180) == 7
@@ -96,7 +96,7 @@ def test_the_entry_point_prepares_and_hands_over(tmp_path, programs):
     assert (bare.returncode, bare.stdout) == (0, "role actor\n")
 
 
-def test_health_is_asked_without_curl(tmp_path):
+def test_the_health_check_needs_no_curl(tmp_path):
     import http.server
     import threading
 
@@ -127,16 +127,16 @@ def test_compose_restricts_and_orders_its_containers():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["depends_on"]["kafka"]["condition"] == "service_healthy"
-        assert "STEPPE_KAFKA_PASSWORD" not in service["environment"]  # from a file alone
+        assert "STEPPE_KAFKA_PASSWORD" not in service["environment"]  # only from a file
     assert services["kafka"]["healthcheck"]["test"]
-    assert "container_name" not in services["actor"]  # or there could be one only
+    assert "container_name" not in services["actor"]  # which would allow only one container
     assert all(port.startswith("127.0.0.1:") for name in ("api", "kafka") for port in services[name]["ports"])
-    assert services["api"]["volumes"] == ["api:/runs"]  # its own, and nothing of the engine's
+    assert services["api"]["volumes"] == ["api:/runs"]  # its own volume, and no socket of the engine
     assert services["api"]["command"][-2:] == ["--run", services["learner"]["command"][1]]
 
 
 @pytest.mark.parametrize("name", ["actor", "learner", "api"])
-def test_lines_that_an_image_must_have(name):
+def test_images_run_as_a_user_with_a_health_check(name):
     text = (DEPLOY / "docker" / f"Dockerfile.{name}").read_text()
     assert text.count("\nFROM ") == 2
     final = text.rpartition("\nFROM ")[2]
@@ -146,15 +146,15 @@ def test_lines_that_an_image_must_have(name):
 
 
 @pytest.mark.parametrize("name", ["actor", "learner"])
-def test_a_role_answers_where_its_health_is_asked_for(name):
+def test_the_health_check_uses_the_metrics_port_of_the_role(name):
     text = (DEPLOY / "docker" / f"Dockerfile.{name}").read_text()
     entry = json.loads(text.rpartition("\nENTRYPOINT ")[2])
-    asked = json.loads(text.rpartition("\nHEALTHCHECK ")[2].partition(" CMD ")[2].splitlines()[0])
-    assert entry[entry.index("--metrics-port") + 1] == asked[-1]
+    health_command = json.loads(text.rpartition("\nHEALTHCHECK ")[2].partition(" CMD ")[2].splitlines()[0])
+    assert entry[entry.index("--metrics-port") + 1] == health_command[-1]
     [pod] = [
         one
         for one in yaml.safe_load_all((DEPLOY / "k8s" / "base" / f"{name}.yaml").read_text())
         if one["kind"] == "Deployment"
     ]
     [container] = pod["spec"]["template"]["spec"]["containers"]
-    assert [str(port["containerPort"]) for port in container["ports"]] == [asked[-1]]
+    assert [str(port["containerPort"]) for port in container["ports"]] == [health_command[-1]]

@@ -53,7 +53,7 @@ def test_resuming_is_exact_from_before_and_after_a_lesson(tmp_path):
     whole = train(tmp_path / "whole", **EVERY_STEP)
     checkpoints = Checkpoints(whole.path / "checkpoints")
     numbers = [info.number for info in checkpoints.list() if not info.best]
-    known = [int(np.count_nonzero(checkpoints.at(n).weights.arrays()["lessons"])) for n in numbers]
+    known = [int(np.count_nonzero(checkpoints.load(n).weights.arrays()["lessons"])) for n in numbers]
     turn = next(place for place, opened in enumerate(known) if opened > 1)
     assert 0 < turn < len(numbers) - 4, "a lesson was passed on the way"
     for number in {numbers[turn - 1], numbers[turn + 3]}:

@@ -64,7 +64,7 @@ def test_from_each_of_its_checkpoints(algo, ahead, tmp_path):
     numbers = [info.number for info in known if not info.best]
     assert len(numbers) >= whole.version, "at least one a round"
     assert algo.startswith("ppo") or len(numbers) > 2 * whole.version, "and within the blocks of updates between them"
-    for number in numbers[:4] + numbers[4:-4:3] + numbers[-4:]:
+    for number in numbers[:3] + numbers[3:-2:5] + numbers[-2:]:
         path = tmp_path / f"from-{number}"
         shutil.copytree(whole.path, path)
         for later in numbers[numbers.index(number) + 1 :]:

@@ -92,18 +92,14 @@ def test_example(name: str, run: Run) -> None:
     assert said in run(name, arguments)
 
 
-def test_two_machines_train_together(tmp_path: Path) -> None:
+def test_two_machines_train_together(
+    warm_python: WarmHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Each machine is a process here. The second one starts first and waits for the server."""
     environ = {**os.environ, "STEPPE_RUNS": str(tmp_path), "PYTHONWARNINGS": "error"}
+    script = str(EXAMPLES / "several_machines.py")
     nodes = [
-        subprocess.Popen(
-            [sys.executable, EXAMPLES / "several_machines.py", name, "120"],
-            cwd=tmp_path,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        warm_python.start([script, name, "120"], environ, tmp_path, tmp_path_factory.mktemp("logs"))
         for name in ("worker_2", "worker_1")
     ]
     ended = [node.communicate(timeout=300) for node in nodes]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from steppe import load, train
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.contracts.errors import RoleDied, WorldError
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
@@ -183,7 +183,7 @@ def test_the_others_go_on_without_a_worker_that_may_not_be_started_again(tmp_pat
     assert result.actor_restarts == 0
     (loss,) = [event for event in told if event.kind == "warning"]
     assert "was killed by SIGKILL" in loss.details["message"]
-    assert "the others go on" in loss.details["message"]
+    assert "the others continue" in loss.details["message"]
     assert 0 < loss.details["lost_steps"] <= 64
 
 

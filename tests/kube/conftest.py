@@ -1,4 +1,4 @@
-"""One control plane for all tests, and a namespace with the base in it for each that asks."""
+"""Fixtures: one control plane for all tests, and a new namespace with the base manifests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def namespace(plane: ControlPlane) -> str:
-    """With everything of the base in it."""
+    """Return the name of a new namespace with the base manifests applied."""
     name = f"t{uuid.uuid4().hex[:8]}"
     apply(plane, rendered(plane, "base", name))
     return name

@@ -1,4 +1,4 @@
-"""deploy/docker-compose.yaml as docker-compose itself reads it, which needs no engine for that."""
+"""deploy/docker-compose.yaml, validated by docker-compose without an engine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def compose(*words, file=FILE, **variables):
 
 def project(**variables):
     done = compose("config", "--format", "json", **variables)
-    assert (done.returncode, done.stderr) == (0, "")  # not even a warning of a variable that is not set
+    assert (done.returncode, done.stderr) == (0, "")  # not even a warning about an unset variable
     return json.loads(done.stdout)
 
 
-def test_it_is_valid_and_names_what_is_there():
+def test_the_file_is_valid_and_refers_to_existing_files():
     found = project()
     assert set(found["services"]) == {"kafka", "learner", "manager", "actor", "api"}
     for name in ("learner", "actor", "api"):
@@ -37,7 +37,7 @@ def test_it_is_valid_and_names_what_is_there():
     assert Path(found["configs"]["run"]["file"]).read_text() == (ROOT / "deploy" / "run.toml").read_text()
 
 
-def test_everybody_waits_for_a_healthy_broker_and_keeps_the_restrictions():
+def test_all_services_wait_for_a_healthy_broker_and_are_restricted():
     services = project()["services"]
     for name in ("learner", "manager", "actor", "api"):
         service = services[name]
@@ -49,10 +49,10 @@ def test_everybody_waits_for_a_healthy_broker_and_keeps_the_restrictions():
     assert services["actor"]["deploy"]["replicas"] == 2
 
 
-def test_what_the_docs_let_a_shell_say_arrives(tmp_path):
+def test_documented_variables_have_an_effect(tmp_path):
     (tmp_path / "password").write_text("hush")
-    said = {"RUN": "second", "KAFKA": "far:9", "STEPPE_KAFKA__SECURITY": "sasl", "TORCH_BACKEND": "cu130"}
-    found = project(KAFKA_PASSWORD_FILE=str(tmp_path / "password"), **said)
+    variables = {"RUN": "second", "KAFKA": "far:9", "STEPPE_KAFKA__SECURITY": "sasl", "TORCH_BACKEND": "cu130"}
+    found = project(KAFKA_PASSWORD_FILE=str(tmp_path / "password"), **variables)
     for name in ("learner", "manager", "actor", "api"):
         service = found["services"][name]
         assert service["command"][service["command"].index("--run") + 1] == "second"
@@ -64,17 +64,17 @@ def test_what_the_docs_let_a_shell_say_arrives(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("right", "wrong", "message"),
     [
         ("read_only: true", "readonly: true", "readonly"),
         ("networks: [inside]", "networks: [outside]", "undefined network"),
         ("condition: service_healthy", "condition: service_well", "depends_on.kafka.condition"),
     ],
 )
-def test_what_is_wrong_in_it_would_be_found(tmp_path, right, wrong, said):
+def test_mistakes_in_the_file_are_found(tmp_path, right, wrong, message):
     text = FILE.read_text()
     assert right in text
     (tmp_path / "compose.yaml").write_text(text.replace(right, wrong))
     done = compose("config", "-q", file=tmp_path / "compose.yaml")
     assert done.returncode != 0
-    assert said in done.stderr
+    assert message in done.stderr

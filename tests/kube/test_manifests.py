@@ -15,7 +15,7 @@ OVERLAYS = ("base", "overlays/dev", "overlays/production", "overlays/kuberay", "
 
 
 def pod_specs(manifests):
-    """Every pod that would come of these, wherever it is written down."""
+    """Yield the spec of every pod that these manifests create, at any depth."""
     for manifest in manifests:
         waiting = [manifest.get("spec", {})]
         while waiting:
@@ -32,16 +32,16 @@ def pod_specs(manifests):
 
 @pytest.fixture(scope="module")
 def operators(plane):
-    """The custom resources of KubeRay and of the MPI operator."""
+    """Install the custom resource definitions of KubeRay and of the MPI operator."""
     for path in sorted((plane.programs.parent / "crds").glob("*.yaml")):
         plane.kubectl("apply", "--server-side", "-f", path)
     for name in ("rayjobs.ray.io", "mpijobs.kubeflow.org"):
         wait = ("wait", "--for=condition=Established", f"crd/{name}", "--timeout=60s")
-        until(lambda wait=wait: plane.kubectl(*wait, check=False).returncode == 0, f"{name} is known")
+        until(lambda wait=wait: plane.kubectl(*wait, check=False).returncode == 0, f"{name} is established")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_applied_as_it_is_and_again_without_a_change(plane, operators, overlay):
+def test_manifests_can_be_applied_and_applied_again_without_a_change(plane, operators, overlay):
     name = f"t{uuid.uuid4().hex[:8]}"
     manifests = rendered(plane, overlay, name)
     first = apply(plane, manifests)
@@ -57,7 +57,7 @@ def test_every_pod_passes_the_restricted_profile(plane, overlay):
     assert [one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] for one in spaces] == ["restricted"]
     accounts = [one for one in manifests if one["kind"] == "ServiceAccount"]
     apply(plane, spaces + accounts)
-    until(lambda: plane.kubectl("-n", name, "get", "sa", "default", check=False).returncode == 0, "accounts are there")
+    until(lambda: plane.kubectl("-n", name, "get", "sa", "default", check=False).returncode == 0, "the accounts exist")
     found = list(pod_specs(manifests))
     assert found
     for number, spec in enumerate(found):
@@ -66,7 +66,7 @@ def test_every_pod_passes_the_restricted_profile(plane, overlay):
         assert spec.get("automountServiceAccountToken") is False or spec["serviceAccountName"] == "steppe-api"
 
 
-def test_a_pod_that_is_not_restricted_is_refused_there(plane, namespace):
+def test_a_pod_without_restrictions_is_refused(plane, namespace):
     spec = {"containers": [{"name": "root", "image": "any", "securityContext": {"runAsUser": 0}}]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "root", "namespace": namespace}, "spec": spec}
     refused = plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(pod), check=False)
@@ -75,7 +75,7 @@ def test_a_pod_that_is_not_restricted_is_refused_there(plane, namespace):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS[:3])
-def test_nobody_owns_the_replicas_that_the_api_scales(plane, overlay):
+def test_no_manifest_sets_the_replicas_that_the_api_scales(plane, overlay):
     scaled = [
         one for one in rendered(plane, overlay, "x") if one["metadata"]["name"] in ("steppe-actor", "steppe-learner")
     ]
@@ -84,19 +84,19 @@ def test_nobody_owns_the_replicas_that_the_api_scales(plane, overlay):
     assert all("replicas" not in one["spec"] for one in deployments)
 
 
-def test_deployments_make_their_pods(plane, namespace):
+def test_deployments_create_their_pods(plane, namespace):
     def made():
         found = plane.kubectl("-n", namespace, "get", "pods", "-o", "name").stdout.split()
         return len([name for name in found if "actor" in name or "learner" in name or "api" in name]) == 3 and found
 
-    until(made, "a pod each of actor, learner and API")
+    until(made, "there is one pod each of actor, learner and API")
 
 
-def test_readme_says_what_each_manifest_is_for():
-    told = (ROOT / "deploy" / "README.md").read_text()
+def test_the_readme_describes_every_file():
+    readme = (ROOT / "deploy" / "README.md").read_text()
     listed = subprocess.run(
         ["git", "ls-files", "deploy"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     files = [line.removeprefix("deploy/") for line in listed.stdout.split()]
-    missing = [name for name in files if name != "README.md" and f"`{name}`" not in told]
+    missing = [name for name in files if name != "README.md" and f"`{name}`" not in readme]
     assert missing == []

@@ -1,4 +1,4 @@
-"""All that the API's ServiceAccount may do, found by asking the API server about everything it knows."""
+"""The permissions of the API's ServiceAccount: the API server is access about all of its resources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERBS = (
     "escalate",
     "bind",
 )
-# (resource, name, verb); the names are those that exist, and one that does not.
+# (resource, name, verb), with the existing names and one that does not exist.
 EXPECTED = {
     *(
         ("apps/deployments/scale", name, verb)
@@ -44,12 +44,12 @@ EXPECTED = {
 }
 NAMES = ("anything", "steppe-api", "steppe-actor", "steppe-learner", "steppe-manager", "steppe-run", "steppe-kafka")
 EXPECTED |= {("/pods", name, verb) for name in NAMES for verb in ("get", "list", "watch")}
-# What everybody who is signed in may ask about himself.
+# Resources by which every user may query the own permissions.
 OWN = {"selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews"}
 
 
 def resources(admin):
-    """Every resource and subresource: (group, name, whether it is of a namespace)."""
+    """Yield every resource and subresource as (group, name, whether it is namespaced)."""
     groups = [("", "/api/v1")]
     listed = admin.get("/apis").raise_for_status().json()["groups"]
     groups += [(one["name"], f"/apis/{one['preferredVersion']['groupVersion']}") for one in listed]
@@ -58,8 +58,8 @@ def resources(admin):
             yield group, one["name"], one["namespaced"]
 
 
-def allowed(admin, user, namespace, asked):
-    group, resource, name, verb = asked
+def allowed(admin, user, namespace, access):
+    group, resource, name, verb = access
     kind, _, part = resource.partition("/")
     about = {"group": group, "resource": kind, "subresource": part, "name": name, "verb": verb, "namespace": namespace}
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}", "system:authenticated"]
@@ -72,7 +72,7 @@ def allowed(admin, user, namespace, asked):
     return answer.raise_for_status().json()["status"]["allowed"]
 
 
-def test_the_api_may_do_what_its_role_says_and_nothing_else(plane, namespace):
+def test_the_api_has_exactly_the_permissions_of_its_role(plane, namespace):
     user = f"system:serviceaccount:{namespace}:steppe-api"
     with plane.client() as admin:
         every = [one for one in resources(admin) if one[1] not in OWN]
@@ -110,7 +110,7 @@ def test_the_api_may_do_what_its_role_says_and_nothing_else(plane, namespace):
         ("POST", "/api/v1/namespaces/{ns}/serviceaccounts/steppe-api/token", {}),
     ],
 )
-def test_with_its_own_token_it_is_forbidden(plane, namespace, method, path, body):
+def test_other_requests_with_the_token_of_the_api_are_forbidden(plane, namespace, method, path, body):
     with plane.client(plane.account_token(namespace, "steppe-api")) as client:
         kind = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
         answer = client.request(
@@ -119,7 +119,7 @@ def test_with_its_own_token_it_is_forbidden(plane, namespace, method, path, body
     assert answer.status_code == 403, answer.text
 
 
-def test_roles_are_allowed_nothing_and_are_given_no_token(plane, namespace):
+def test_roles_have_no_permissions(plane, namespace):
     user = f"system:serviceaccount:{namespace}:steppe-role"
     with plane.client() as admin:
         for group, resource, _ in resources(admin):
@@ -127,7 +127,7 @@ def test_roles_are_allowed_nothing_and_are_given_no_token(plane, namespace):
                 assert not allowed(admin, user, namespace, (group, resource, "anything", "get")), resource
 
 
-def test_with_the_guard_the_api_rolls_and_changes_nothing_else(plane):
+def test_with_the_admission_policy_the_api_can_only_roll_out(plane):
     name = f"t{uuid.uuid4().hex[:8]}"
     apply(plane, rendered(plane, "overlays/production", name))
     kind = {"Content-Type": "application/merge-patch+json"}
@@ -138,14 +138,14 @@ def test_with_the_guard_the_api_rolls_and_changes_nothing_else(plane):
         with plane.client(plane.account_token(name, "steppe-api")) as client:
             assert client.patch(path, json=rolled, headers=kind).status_code == 200
 
-            def guarded():  # a policy takes a moment to be in force
+            def refused_change():  # a policy takes effect after a moment
                 return (
                     answer := client.patch(f"{path}?dryRun=All", json=other, headers=kind)
                 ).status_code == 422 and answer
 
-            refused = until(guarded, "the guard is in force")
+            refused = until(refused_change, "the admission policy is in effect")
             assert client.patch(path, json=other, headers=kind).status_code == 422
-            assert "may roll this Deployment" in refused.json()["message"]
+            assert "may only roll out this Deployment" in refused.json()["message"]
             assert client.patch(path, json={"spec": {"replicas": 3}}, headers=kind).status_code == 422
     finally:
         for one in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):

@@ -1,7 +1,7 @@
-"""A whole training run in a cluster whose only node is a stand-in: it starts the images' own commands as local processes.
+"""A complete training run in a cluster with a fake node, which runs the images' commands as local processes.
 
-Each pod that the Deployments want has its environment, its ConfigMap and its SIGTERM; Kafka is a real broker. The service sees
-the run through Kubernetes and Kafka alone. What the broker has acknowledged is counted here from the topic itself.
+Each pod of the Deployments has its environment variables, its ConfigMap and its SIGTERM; Kafka is a real broker. The service
+observes the run only through Kubernetes and Kafka. The tests count acknowledged segments in the topic.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ flow.max_lag = 1000
 flow.slots_per_actor = 4
 flow.record_arrivals = true
 kafka.partitions = 4
-"""  # it sleeps: on a busy machine too, one actor is not enough for its learner
+"""  # environments that sleep: one actor is too slow for its learner on any machine
 STEPS = 32  # of a segment
 ENTRY = re.compile(r"^ENTRYPOINT (\[.*\])$", re.MULTILINE)
 SEGMENTS = "steppe_learner_segments_total"
 
 
 class RoleLife(Life):
-    """A container's command as a process of this machine; only its port and its places are its own."""
+    """Runs a container's command as a local process with its own port and directories."""
 
     home: Path
     plane: object
@@ -61,24 +61,28 @@ class RoleLife(Life):
         self.role = pod["metadata"]["labels"].get("steppe.dev/role")
         self.process, self.port = None, free_port()
         if self.role is None:
-            return  # the API and Kafka run elsewhere here
+            return  # the API and Kafka run outside of the cluster in this test
         [container] = pod["spec"]["containers"]
         # A learner's volume outlives its pod.
-        self.place = self.home / ("learner" if self.role == "learner" else pod["metadata"]["name"])
-        self.place.mkdir(exist_ok=True)
-        (self.place / "run.toml").write_text(self._config_map("steppe-run")["run.toml"])
+        self.directory = self.home / ("learner" if self.role == "learner" else pod["metadata"]["name"])
+        self.directory.mkdir(exist_ok=True)
+        (self.directory / "run.toml").write_text(self._config_map("steppe-run")["run.toml"])
         variables = self._variables(container)
         image = container["image"].partition(":")[0].removeprefix("steppe-")
         entry = json.loads(ENTRY.search((ROOT / "deploy" / "docker" / f"Dockerfile.{image}").read_text())[1])
         words = [*(container.get("command") or entry), *container["args"]]
         assert words[0] == "entrypoint"  # which becomes steppe
-        own = {"9400": str(self.port), "/etc/steppe/run.toml": str(self.place / "run.toml")}
-        words = [re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], own.get(word, word)) for word in words[1:]]
+        own = {"9400": str(self.port), "/etc/steppe/run.toml": str(self.directory / "run.toml")}
+        words = [re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], own.get(verb, verb)) for verb in words[1:]]
         line = [sys.executable, "-c", "from steppe.cli.main import entry; entry()", *words]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
-        environ = kept | variables | {"STEPPE_RUNS": str(self.place / "runs"), "TERMINATION_LOG": f"{self.place}/word"}
+        environ = (
+            kept
+            | variables
+            | {"STEPPE_RUNS": str(self.directory / "runs"), "TERMINATION_LOG": f"{self.directory}/verb"}
+        )
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(line, env=environ, stdout=log, stderr=subprocess.STDOUT, cwd=self.place)
+            self.process = subprocess.Popen(line, env=environ, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
 
     @property
     def log(self):
@@ -105,11 +109,11 @@ class RoleLife(Life):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return answer.read().decode()
-        except OSError:  # it does not listen yet, or says that it is not well
+        except OSError:  # it does not listen yet, or answers that it is not ready
             return None
 
     def sample(self, name):
-        """A metric's sum over its labels."""
+        """Return the sum of a metric over its labels."""
         text = self.get("/metrics") or ""
         return sum(float(value) for value in re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE))
 
@@ -134,7 +138,7 @@ class RoleLife(Life):
 
 
 class Cluster(StandIn):
-    """The stand-in, and what is asked of it here."""
+    """The fake node, with access to the roles that it runs."""
 
     def of(self, role):
         return [life for life in list(self.lives.values()) if life.role == role]
@@ -147,13 +151,13 @@ class Cluster(StandIn):
 
 @pytest.fixture
 def brokers(kafka):
-    """How the roles reach Kafka: topics of the test's own."""
+    """Return the Kafka settings of the roles, with a topic prefix for this test."""
     return {"STEPPE_KAFKA__ADDRESS": kafka, "STEPPE_KAFKA__PREFIX": f"t{uuid.uuid4().hex[:8]}."}
 
 
 @pytest.fixture
 def cluster(plane, brokers, tmp_path):
-    """A namespace with the base, for a small run, and a node for it."""
+    """Yield a node for a namespace with the base manifests and a small run."""
     name = f"t{uuid.uuid4().hex[:8]}"
     manifests = rendered(plane, "base", name)
     maps = {one["metadata"]["name"]: one for one in manifests if one["kind"] == "ConfigMap"}
@@ -167,7 +171,7 @@ def cluster(plane, brokers, tmp_path):
 
 @pytest.fixture
 def served(plane, cluster, brokers, tmp_path, monkeypatch):
-    """The service, which is not started yet, with the rights that it has in the cluster."""
+    """A service that is not started yet, with the permissions of the API in the cluster."""
     token = plane.account_token(cluster.namespace, "steppe-api")
     monkeypatch.setenv("KUBECONFIG", str(plane.write_kubeconfig(cluster.namespace, token)))
     made = Served(tmp_path)
@@ -178,9 +182,9 @@ def served(plane, cluster, brokers, tmp_path, monkeypatch):
 
 
 def acknowledged(brokers) -> list[tuple[int, int]]:
-    """Actor and sequence of every segment that the broker has, but for what a life sent after another had taken its place."""
+    """Return actor and sequence of every acknowledged segment, except those of processes that were replaced."""
     address, topic = brokers["STEPPE_KAFKA__ADDRESS"], brokers["STEPPE_KAFKA__PREFIX"] + "experiences"
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "ledger", "enable.auto.commit": False})
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "test", "enable.auto.commit": False})
     found, lives = [], {}
     try:
         for number in consumer.list_topics(topic).topics[topic].partitions:
@@ -193,34 +197,34 @@ def acknowledged(brokers) -> list[tuple[int, int]]:
                 assert message.error() is None
                 position = message.offset() + 1
                 about = dict(message.headers())
-                actor, life = _word(about["actor"]), _word(about.get("life", b"\xff" * 8))
+                actor, life = _int64(about["actor"]), _int64(about.get("life", b"\xff" * 8))
                 if about["kind"] == b"begin":
                     lives[actor] = message.offset()
                 elif about["kind"] == b"segment" and life >= lives[actor]:
-                    found.append((actor, _word(about["sequence"])))
+                    found.append((actor, _int64(about["sequence"])))
     finally:
         consumer.close()
     return found
 
 
-def _word(data: bytes) -> int:
+def _int64(data: bytes) -> int:
     return struct.unpack("<q", data)[0]
 
 
 def taken(learner: RoleLife) -> list[tuple[int, int]]:
-    """Actor and sequence of every segment that the learner says it took."""
-    text = (learner.place / "runs" / "demo" / "arrivals.jsonl").read_text()
+    """Return actor and sequence of every segment that the learner recorded as taken."""
+    text = (learner.directory / "runs" / "demo" / "arrivals.jsonl").read_text()
     takes = [json.loads(line).get("take", []) for line in text.splitlines()]
     return [(actor, sequence) for take in takes for actor, sequence, *_ in take]
 
 
 def begins(learner: RoleLife) -> list[dict[str, int]]:
-    """What each life of the run began with, as its learner wrote it down."""
-    text = (learner.place / "runs" / "demo" / "arrivals.jsonl").read_text()
+    """Return the counters that each start of the learner recorded."""
+    text = (learner.directory / "runs" / "demo" / "arrivals.jsonl").read_text()
     return [line["begin"] for line in map(json.loads, text.splitlines()) if "begin" in line]
 
 
-def learns_on(learner: RoleLife, more: int) -> None:
+def wait_until_learned(learner: RoleLife, more: int) -> None:
     before = learner.sample(SEGMENTS)
     until(lambda: learner.sample(SEGMENTS) > before + more, f"{more} further segments are learned from")
 
@@ -243,38 +247,42 @@ def notes(api, role):
 
 
 def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, brokers):
-    # One actor is too few for its learner, as what both report on Kafka says.
+    # One actor is too few for its learner, as their reports on Kafka show.
     served.start("--kubernetes", cluster.namespace, "--autoscale", "set")
     with served.client() as api:
-        until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is under way")
-        [told] = until(lambda: [note for note in notes(api, "autoscaler") if note["what"] == "set"], "it scales")
-        assert (told["actors"], told["wanted"], told["reason"]) == (1, 2, "starving")
-        until(lambda: (seen := api.get(f"{RUN}/actors").json())["desired"] == seen["ready"] == 2, "there are two")
+        until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is running")
+        [found] = until(
+            lambda: [note for note in notes(api, "autoscaler") if note["what"] == "set"], "the autoscaler adds an actor"
+        )
+        assert (found["actors"], found["wanted"], found["reason"]) == (1, 2, "starving")
+        until(
+            lambda: (seen := api.get(f"{RUN}/actors").json())["desired"] == seen["ready"] == 2, "two actors are ready"
+        )
     served.stop()
 
-    # By hand, with a service that was started again and goes on reading where it was.
+    # Manual scaling, with a restarted service that continues to read reports.
     served.start("--kubernetes", cluster.namespace)
     with served.client() as api:
         scale(api, cluster, 8)
-        learns_on(cluster.learner, 50)
+        wait_until_learned(cluster.learner, 50)
         until(lambda: {actor for actor, _ in taken(cluster.learner)} == set(range(8)), "all eight are learned from")
 
-        # No learner, after a checkpoint; and one that goes on from there.
+        # The learner stops with a checkpoint, and another one continues from it.
         first = cluster.learner
         assert scale_learner(api, 0) == "the learner ended normally, with a checkpoint"
         assert first.process.returncode == 0
         saved = first.events("checkpoint")[-1]
         assert saved["env_steps"] == STEPS * len(taken(first))
         scale_learner(api, 1)
-        learns_on(cluster.learner, 50)
-        [_, begun] = begins(cluster.learner)
-        assert (begun["env_steps"], begun["updates"]) == (saved["env_steps"], saved["updates"])
+        wait_until_learned(cluster.learner, 50)
+        [_, restored] = begins(cluster.learner)
+        assert (restored["env_steps"], restored["updates"]) == (saved["env_steps"], saved["updates"])
 
         scale(api, cluster, 2)
-        learns_on(cluster.learner, 5)
+        wait_until_learned(cluster.learner, 5)
         scale(api, cluster, 0)
 
-        # What the broker has, the learner has taken, each segment once.
+        # The learner has taken every acknowledged segment once.
         sent = acknowledged(brokers)
         until(lambda: len(taken(cluster.learner)) >= len(sent), "the learner has taken every segment")
         assert sorted(taken(cluster.learner)) == sorted(sent)
@@ -283,9 +291,12 @@ def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, br
             assert numbers == list(range(len(numbers)))
             assert numbers
 
-        # The service knows all of it from Kafka.
+        # The service has read everything from Kafka.
         steps = STEPS * len(sent)
-        until(lambda: api.get(RUN).json()["progress"]["env_steps"] == steps, "the service has read of every step")
+        until(
+            lambda: api.get(RUN).json()["progress"]["env_steps"] == steps,
+            "the service has read the reports of all steps",
+        )
         [value] = re.findall(
             r'^steppe_learner_env_steps_total{run="demo"} (\S+)$', api.get("/metrics").text, re.MULTILINE
         )
@@ -295,18 +306,18 @@ def test_a_run_is_scaled_and_no_acknowledged_segment_is_lost(cluster, served, br
         assert api.get(f"{RUN}/diagnosis").json()["lags"]
 
 
-def test_what_is_live_reaches_the_learner_over_kafka_and_the_rest_replaces_it(plane, cluster, served):
+def test_live_hyperparameters_are_sent_over_kafka_and_others_replace_the_learner(plane, cluster, served):
     served.start("--kubernetes", cluster.namespace)
     with served.client() as api:
-        until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is under way")
-        learns_on(cluster.learner, 5)
+        until(lambda: api.get(RUN).json()["state"] == "RUNNING", "the run is running")
+        wait_until_learned(cluster.learner, 5)
         first, path = cluster.learner, f"{RUN}/hyperparameters"
         done = finished(api, api.patch(path, json={"values": {"learning_rate": 0.0125}}))
-        assert (done["state"], "taken over at version" in done["message"]) == ("succeeded", True), done
-        for word, state in (("pause", "PAUSED"), ("resume", "RUNNING")):
-            assert finished(api, api.post(f"{RUN}/{word}"))["state"] == "succeeded"
+        assert (done["state"], "in effect from version" in done["message"]) == ("succeeded", True), done
+        for verb, state in (("pause", "PAUSED"), ("resume", "RUNNING")):
+            assert finished(api, api.post(f"{RUN}/{verb}"))["state"] == "succeeded"
             assert api.get(RUN).json()["state"] == state
-        learns_on(first, 5)
+        wait_until_learned(first, 5)
         assert cluster.learner is first
         answers = [
             one
@@ -317,6 +328,6 @@ def test_what_is_live_reaches_the_learner_over_kafka_and_the_rest_replaces_it(pl
 
         assert finished(api, api.patch(path, json={"values": {"max_grad_norm": 0.25}}))["state"] == "succeeded"
         assert cluster.learner is not first
-        learns_on(cluster.learner, 5)
-        told = {one["name"]: one["value"] for one in api.get(path).json()["hyperparameters"]}
-        assert (told["learning_rate"], told["max_grad_norm"]) == (0.0125, 0.25), "what was live is kept"
+        wait_until_learned(cluster.learner, 5)
+        found = {one["name"]: one["value"] for one in api.get(path).json()["hyperparameters"]}
+        assert (found["learning_rate"], found["max_grad_norm"]) == (0.0125, 0.25), "the live value is kept"

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import A2CConfig, DQNConfig, PPOConfig
+from steppe.algorithms.a2c.config import A2CConfig
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec

@@ -24,6 +24,6 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 
 @pytest.fixture(scope="session")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    """The files of somebody else."""
-    return certificate(tmp_path_factory.mktemp("stranger"), "stranger")
+def other_tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """The files of another server."""
+    return certificate(tmp_path_factory.mktemp("other"), "other")

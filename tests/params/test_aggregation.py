@@ -63,6 +63,10 @@ def test_agrees_with_numpy(method: str, count: int, size: int) -> None:
     np.testing.assert_allclose(found, oracle(method, updates, weights), rtol=2e-6, atol=1e-6)
 
 
+def test_linear_methods_are_sums_of_what_is_pushed() -> None:
+    assert {name for name in METHODS if Aggregation(name).linear} == {"average", "sum", "weighted"}
+
+
 @settings(max_examples=60, deadline=None)
 @given(some_updates, st.randoms(use_true_random=False), st.sampled_from(["average", "sum", "median", "trimmed_mean"]))
 def test_order_does_not_matter(updates: np.ndarray, chance, method: str) -> None:
@@ -93,7 +97,7 @@ def test_lies_between_the_smallest_and_the_largest(updates: np.ndarray, method: 
 
 @settings(max_examples=60, deadline=None)
 @given(hnp.arrays(np.float32, (7,), elements=numbers), st.integers(3, 9))
-def test_equal_updates_come_back_as_they_are(update: np.ndarray, count: int) -> None:
+def test_equal_updates_are_returned_unchanged(update: np.ndarray, count: int) -> None:
     same = np.tile(update, (count, 1))
     for method in METHODS:
         if method != "sum":
@@ -103,7 +107,7 @@ def test_equal_updates_come_back_as_they_are(update: np.ndarray, count: int) -> 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1), st.sampled_from([1e3, 1e9, 1e30]))
 def test_a_minority_cannot_move_the_robust_ones(faults: int, seed: int, lie: float) -> None:
-    """With f liars among 2f + 3 the result stays where the honest are; the average does not."""
+    """With f Byzantine updates among 2f + 3 the result stays with the honest ones; the average does not."""
     stream = np.random.default_rng(seed)
     honest = stream.normal(size=(faults + 3, 6)).astype(np.float32)
     lies = (lie * stream.choice([-1.0, 1.0], size=(faults, 6))).astype(np.float32)
@@ -140,11 +144,11 @@ def test_krum_orders_by_score_with_distances_from_differences() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [(0, 0), (4, SUM_TILE + 6)])
+@pytest.mark.parametrize("index", [(0, 0), (4, SUM_TILE + 6)])
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_not_finite_is_refused(method: str, place: tuple[int, int], bad: float) -> None:
+def test_what_is_not_finite_is_refused(method: str, index: tuple[int, int], bad: float) -> None:
     updates = updates_of(5, SUM_TILE + 7)
-    updates[place] = bad
+    updates[index] = bad
     with pytest.raises(UsageError, match="NaN or infinity"):
         Aggregation(method).combine(updates)
 

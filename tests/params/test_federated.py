@@ -1,4 +1,4 @@
-"""Federated rounds without privacy: deltas and whole parameters, quorum, robust methods against a liar, restart."""
+"""Federated rounds without privacy: deltas and whole parameters, quorum, robust methods against Byzantine updates, restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_whole_round_at_once_returns_the_mean_of_the_deltas() -> None:
     assert server.federated_averaging({"a": delta(1, 0), "b": delta(1, 0)})["w"].tolist() == [3.0, 4.0]
 
 
-def test_bad_updates_are_left_out_and_counted() -> None:
+def test_invalid_updates_are_excluded_and_counted() -> None:
     server = server_of()
     updates = {"a": delta(1, 2), "b": delta(np.nan, 0), "c": delta(3, 4), "d": delta(1, 2, 3)}
     assert server.federated_averaging(updates)["w"].tolist() == [2.0, 3.0]
@@ -99,11 +99,11 @@ def train_with_a_liar(method: str | Aggregation, rounds: int = 60) -> np.ndarray
 
 
 @pytest.mark.parametrize("method", ["median", Aggregation("trimmed_mean", byzantine=1), "krum", "multi_krum"])
-def test_a_liar_is_defeated(method: str | Aggregation) -> None:
+def test_byzantine_updates_do_not_move_the_result(method: str | Aggregation) -> None:
     np.testing.assert_allclose(train_with_a_liar(method), [1.0, -1.0], atol=0.05)
 
 
-def test_a_liar_defeats_the_average() -> None:
+def test_byzantine_updates_move_the_average() -> None:
     assert np.abs(train_with_a_liar("federated", rounds=3) - [1.0, -1.0]).max() > 100
 
 

@@ -70,7 +70,7 @@ def a_round(server: FederatedParameterServer) -> None:
         assert server.push_gradients(f"c{number}", delta())
 
 
-def test_p1_only_clients_that_are_known_are_heard(tmp_path: Path) -> None:
+def test_p1_only_registered_clients_may_push(tmp_path: Path) -> None:
     server = server_of(tmp_path)
     assert server.push_gradients("stranger", delta()).reason == "unknown_worker"
     assert not server.validate_worker_update("stranger", delta())
@@ -542,8 +542,8 @@ def test_killed_at_any_moment_the_ledger_never_counts_less_than_was_released(tmp
         for _ in range(rounds):
             released = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
-        said = process.communicate()[0].split()
-        released = int(said[-1]) if said else released
+        printed = process.communicate()[0].split()
+        released = int(printed[-1]) if printed else released
         ledger = PrivacyLedger(path)  # the lock went with the process
         assert released <= ledger.count <= released + 1
         assert ledger.released in (ledger.count, ledger.count - 1, ledger.count - 2)

@@ -111,7 +111,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_a_bad_push_is_refused_with_the_reason_and_the_round_goes_on(reason: str) -> None:
+def test_a_bad_push_is_refused_with_the_reason_and_the_round_continues(reason: str) -> None:
     server = server_of(update_frequency=2)
     server.push_gradients("w0", step_of(1.0))
     receipt = server.push_gradients("w1", BAD[reason])
@@ -234,7 +234,7 @@ def test_old_pushes_count_less_and_too_old_ones_not_at_all() -> None:
     assert server.get_server_stats()["staleness"] == {0: 4, 3: 1}
 
 
-def test_a_round_whose_sum_is_too_large_is_given_up() -> None:
+def test_a_round_whose_sum_is_too_large_is_abandoned() -> None:
     server = server_of(aggregation_method="sum", update_frequency=2)
     server.push_gradients("w0", step_of(3e38))
     assert server.push_gradients("w1", step_of(3e38))

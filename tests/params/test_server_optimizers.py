@@ -59,7 +59,7 @@ def test_federated_ones_follow_the_paper(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "fedyogi"])
-def test_state_goes_on_exactly(kind: str) -> None:
+def test_training_continues_exactly_from_a_state(kind: str) -> None:
     first = OptimizerState(Optimizer(kind, 0.1), SIZE)
     values = np.ones(SIZE, np.float32)
     for gradient in gradients()[:5]:
@@ -93,7 +93,7 @@ def test_a_rate_for_one_step() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "fedyogi"])
-def test_what_becomes_infinite_is_said(kind: str) -> None:
+def test_an_update_that_becomes_infinite_is_reported(kind: str) -> None:
     huge, out = np.full(3, 3e38, np.float32), np.empty(3, np.float32)
     assert not OptimizerState(Optimizer(kind, 1e38), 3).step(
         huge, np.full(3, -10.0 if kind[:3] != "fed" else 10.0, np.float32), out

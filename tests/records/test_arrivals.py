@@ -69,7 +69,7 @@ def test_going_on_cuts_the_log_at_the_checkpoint(path, complaints):
     assert (second.begin, second.batches, second.end) == (AttemptStart(200, 64, 10), [SECOND], LATER)
 
 
-def test_a_life_without_a_mark_is_no_life(path, complaints):
+def test_an_attempt_without_a_mark_is_ignored(path, complaints):
     log = written(path, complaints)
     log.begin(100, 0, 0)
     log.take(FIRST)

@@ -90,7 +90,7 @@ def test_the_store_on_a_full_disk(tmp_path):
         with suppress(DiskFull):
             while posted < 10_000:
                 posted = store.post("t", {"k": posted, "fill": "x" * 500})
-        with pytest.raises(DiskFull, match=r"no room to write .*run\.sqlite"):
+        with pytest.raises(DiskFull, match=r"no disk space to write .*run\.sqlite"):
             store.post("t", {"k": posted, "fill": "x" * 5000})
         before = os.stat(store.path).st_mtime_ns
         store.heartbeat()  # does not raise

@@ -221,8 +221,8 @@ def test_the_list_names_a_checkpoint_that_is_gone_when_it_is_read(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(some_weights(), {}, {"k": 0})
     (tmp_path / "00000002").symlink_to(tmp_path / "gone")  # its name is there, and nothing else
-    whole, gone = checkpoints.list()
-    assert whole.damage is None
+    check_rows, gone = checkpoints.list()
+    assert check_rows.damage is None
     assert "00000002 was removed while it was read" in gone.damage
     assert (gone.number, gone.age_s, gone.size_bytes, gone.counters) == (2, 0.0, 0, {})
 
@@ -294,8 +294,8 @@ def test_weights_without_arrays_are_kept(tmp_path):
 
 def rewritten(weights: Weights, arrays: dict[str, np.ndarray], **about) -> bytes:
     """The file of these weights with other arrays in it or another description of them; its hash is that of the weights."""
-    whole = weights_bytes(weights)
-    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    check_rows = weights_bytes(weights)
+    header = json.loads(check_rows[8 : 8 + int.from_bytes(check_rows[:8], "little")])
     text = json.dumps({**json.loads(header["__metadata__"]["steppe"]), **about})
     digest = hashlib.sha256(text.encode() + bytes.fromhex(weights.sha256())).hexdigest()
     return save({**weights.arrays(), **arrays}, {"steppe": text, "sha256": digest})
@@ -327,22 +327,22 @@ def loaded(data: bytes) -> Weights | None:
 
 
 def test_no_flipped_bit_of_a_weights_file_changes_what_is_loaded():
-    whole, sound = weights_bytes(some_weights()), some_weights()
+    check_rows, sound = weights_bytes(some_weights()), some_weights()
     refused = 0
-    for place in range(len(whole)):
+    for place in range(len(check_rows)):
         for bit in (0, 2, 5, 7):
-            found = loaded(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            found = loaded(check_rows[:place] + bytes([check_rows[place] ^ 1 << bit]) + check_rows[place + 1 :])
             refused += found is None
             if found is not None:  # a flip in what has no meaning, such as white space
                 assert found.sha256() == sound.sha256()
                 assert codec.counters(found) == codec.counters(sound)
                 assert found.layout == sound.layout
-    assert refused > 0.9 * 4 * len(whole)
+    assert refused > 0.9 * 4 * len(check_rows)
 
 
 def test_every_truncation_of_a_weights_file_is_damage():
-    whole = weights_bytes(some_weights())
-    assert all(loaded(whole[:length]) is None for length in range(len(whole)))
+    check_rows = weights_bytes(some_weights())
+    assert all(loaded(check_rows[:length]) is None for length in range(len(check_rows)))
 
 
 def test_a_missing_weights_file_is_named(tmp_path):
@@ -420,10 +420,10 @@ def test_damaged_rows_are_named_and_the_one_before_is_used(tmp_path, rows):
     assert "column 'obs' of buffer 0" in found.damaged[0]
     assert str(newest / "tail.rows") in found.damaged[0]
     np.testing.assert_equal(content(found)["action"][:30], before["action"][:30])
-    assert checkpoints.latest(whole=False).counters == {"k": 1}  # the weights are good
+    assert checkpoints.latest(check_rows=False).counters == {"k": 1}  # the weights are good
     assert "column 'obs'" in checkpoints.list()[1].damage
     with pytest.raises(DamagedFile, match=r"tail\.rows"):
-        content(checkpoints.at(2))
+        content(checkpoints.load(2))
 
 
 def test_damaged_rows_that_another_role_wrote_are_named_and_the_one_before_is_used(tmp_path):
@@ -440,7 +440,7 @@ def test_damaged_rows_that_another_role_wrote_are_named_and_the_one_before_is_us
     found = checkpoints.latest()
     assert found.path == first
     assert str(newest / "replay-0" / "rows.bin") in found.damaged[0]
-    assert checkpoints.latest(whole=False).path == newest
+    assert checkpoints.latest(check_rows=False).path == newest
 
 
 def test_without_room_for_rows_the_checkpoint_before_stays(tmp_path, rows, monkeypatch):

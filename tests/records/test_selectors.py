@@ -96,4 +96,4 @@ def test_an_older_checkpoint_becomes_the_newest(run):
     assert checkpoints.restore_as_newest(2) == 5
     newest = checkpoints.latest()
     assert (newest.number, newest.state, newest.weights.version) == (5, {"k": 2}, 2)
-    assert checkpoints.at(4).weights.version == 4
+    assert checkpoints.load(4).weights.version == 4

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.unit
 def test_rows_that_are_not_there_cannot_be_drawn(at: list) -> None:
     pool = ReplayBufferPool(1, 8, ("reward",))
     pool.add_experiences({"reward": np.ones(3)})
-    shelf = ReplayShard(pool, None)
-    told = codec.unpack(shelf.answer(codec.pack({"do": "draw", "at": np.array(at)}, sealed=False)), sealed=False)
+    shard = ReplayShard(pool, None)
+    told = codec.unpack(shard.handle(codec.pack({"do": "draw", "at": np.array(at)}, sealed=False)), sealed=False)
     assert told["error"] in ("UsageError", "NotFinite"), told
-    good = codec.unpack(shelf.answer(codec.pack({"do": "draw", "at": np.array([2])}, sealed=False)), sealed=False)
+    good = codec.unpack(shard.handle(codec.pack({"do": "draw", "at": np.array([2])}, sealed=False)), sealed=False)
     assert good["columns"]["reward"].tolist() == [1.0]

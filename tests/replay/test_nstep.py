@@ -117,7 +117,7 @@ def test_an_actor_that_began_anew_does_not_continue_its_old_windows():
     windows = NStepAccumulator(spec, 3, GAMMA)
     actor = ScriptedActor(spec, seed=1)
     blocks = windows.transitions(actor.segment())
-    actor.begin_anew()
+    actor.restart_episode()
     for _ in range(3):
         blocks += windows.transitions(actor.segment())
     rows = rows_of(blocks)

@@ -110,7 +110,7 @@ def test_late_priorities_are_counted():
     again = pool.sample_batch(10)
     pool.balance_buffers()  # nothing to move: indices stay good
     pool.update_priorities(again["indices"], np.full(10, 2.0))
-    with pytest.raises(UsageError, match="never given out"):
+    with pytest.raises(UsageError, match="never sampled"):
         pool.update_priorities([2**40], [1.0])
     assert pool.get_buffer_stats()["stale_updates"] == np.count_nonzero(batch["action"] < 5)
 

@@ -114,7 +114,7 @@ def test_what_fails_in_the_thread_is_told():
     batch = memory.sample()
     batch.indices = batch.indices + 10**6
     memory.update(batch, Learned(1, priorities=np.ones(8)))
-    with pytest.raises(UsageError, match="never given out"):
+    with pytest.raises(UsageError, match="never sampled"):
         memory.settle()
 
 

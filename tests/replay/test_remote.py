@@ -1,5 +1,5 @@
 """Replay in roles of its own: real shelves behind real sockets give the batches of a pool of as many buffers, bit for bit,
-by the law of priorities, across checkpoints; and a shelf that is gone, full or confused is told of."""
+by the law of priorities, across checkpoints; and a shard that is gone, full or confused is told of."""
 
 import contextlib
 import shutil
@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core.algorithms import DHCConfig, DQNConfig, R2D2Config
+from steppe.algorithms.dhc.config import DHCConfig
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.r2d2.config import R2D2Config
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, DamagedFile, DiskFull, RoleDied, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
@@ -42,34 +44,34 @@ class Shelves:
     """Shelves of a configuration, each with a thread that answers at a socket, and lines to them."""
 
     def __init__(self, agent, spec, count):
-        self.room = Path(tempfile.mkdtemp(prefix="far-"))
-        self.desks = [SocketRpcServer(self.room / f"desk-{number}") for number in range(count)]
+        self.directory = Path(tempfile.mkdtemp(prefix="far-"))
+        self.servers = [SocketRpcServer(self.directory / f"rpc-{number}") for number in range(count)]
         self.made = [make_replay_shard(agent, spec, count) for _ in range(count)]
         self.over = threading.Event()
         self.threads = [
-            threading.Thread(target=self.serve, args=pair) for pair in zip(self.desks, self.made, strict=True)
+            threading.Thread(target=self.serve, args=pair) for pair in zip(self.servers, self.made, strict=True)
         ]
         for thread in self.threads:
             thread.start()
-        self.lines = [SocketRpcClient(f"replay-{n}", self.room / f"desk-{n}", lambda: True) for n in range(count)]
+        self.clients = [SocketRpcClient(f"replay-{n}", self.directory / f"rpc-{n}", lambda: True) for n in range(count)]
 
-    def serve(self, desk, shelf):
+    def serve(self, server, shard):
         while not self.over.is_set():
-            if (question := desk.take(0.02)) is not None:
-                desk.reply(shelf.answer(question))
+            if (question := server.take(0.02)) is not None:
+                server.reply(shard.handle(question))
 
     def end(self):
         """Without a word, as one that was killed does."""
         self.over.set()
-        for thread, desk in zip(self.threads, self.desks, strict=True):
+        for thread, server in zip(self.threads, self.servers, strict=True):
             thread.join()
-            desk.close()
+            server.close()
 
     def close(self):
         self.end()
-        for line in self.lines:
+        for line in self.clients:
             line.close()
-        shutil.rmtree(self.room, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -77,7 +79,7 @@ def shelves_of(name, count=3):
     agent, spec = CASES[name]
     shelves = Shelves(agent, spec, count)
     try:
-        yield shelves, made(name, replay_clients=shelves.lines)
+        yield shelves, made(name, replay_clients=shelves.clients)
     finally:
         shelves.close()
 
@@ -169,7 +171,7 @@ def test_weights_are_those_of_the_law():
 
 
 @pytest.mark.parametrize("name", ["prioritized", "team"])
-def test_checkpoints_hold_every_shelf(name, tmp_path):
+def test_checkpoints_hold_every_shard(name, tmp_path):
     """Written by the shelves themselves, sharing what has not changed; whoever goes on from one draws what would have come."""
     checkpoints, actors = Checkpoints(tmp_path, keep=2), actors_of(name)
     with shelves_of(name) as (_, memory):
@@ -186,7 +188,7 @@ def test_checkpoints_hold_every_shelf(name, tmp_path):
     with shelves_of(name) as (_, memory):
         memory.restore(checkpoints.latest().state["memory"])
         require_same(learn(memory, again, rounds=30, seed=9), calm)
-    with shelves_of(name, count=2) as (_, memory), pytest.raises(UsageError, match="lies in 3 roles, not 2"):
+    with shelves_of(name, count=2) as (_, memory), pytest.raises(UsageError, match="is in 3 roles, not 2"):
         memory.restore(checkpoints.latest().state["memory"])
 
 
@@ -203,7 +205,7 @@ def test_a_damaged_shelf_is_a_damaged_checkpoint(tmp_path):
     assert "replay-1" in found.damaged[0]
     shutil.rmtree(tmp_path / "00000002" / "replay-1")
     with pytest.raises(DamagedFile, match="replay-1 is missing"):
-        checkpoints.at(2)
+        checkpoints.load(2)
 
 
 def test_a_shelf_that_is_gone_is_named(tmp_path):
@@ -227,7 +229,7 @@ def test_what_goes_wrong_over_there_is_raised_here(tmp_path, monkeypatch):
         monkeypatch.undo()
         assert Checkpoints(tmp_path).latest() is None, "half a checkpoint is none"
         memory.pool.store.update_priorities(np.array([160002]), np.ones(1))
-        with pytest.raises(UsageError, match="replay-2: index 40000 was never given out"):
+        with pytest.raises(UsageError, match="replay-2: index 40000 was never sampled"):
             memory.stats()
         learn(memory, actors_of("prioritized"), rounds=2)
 

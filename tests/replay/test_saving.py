@@ -358,13 +358,15 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_save_before(tmp_path, monkeyp
         pool.add_experiences(experiences(*range(20_000)))
         pool.save_buffers(disk / "pool")
         pool.add_experiences(experiences(*range(60_000)))
-        with pytest.raises(DiskFull, match=r"there is no room to save buffers at .*; the save before is as it was"):
+        with pytest.raises(
+            DiskFull, match=r"there is no disk space to save buffers at .*; the previous save is unchanged"
+        ):
             pool.save_buffers(disk / "pool")
         assert [path.name for path in (disk / "pool").iterdir()] == ["save-0"]
         loaded = ReplayBufferPool(1, 100_000)
         loaded.load_buffers(disk / "pool")
         assert content(loaded) == [list(range(20_000))]
-        with pytest.raises(DiskFull, match=r"there is no room for .* bytes of experience at"):
+        with pytest.raises(DiskFull, match=r"there is no disk space for .* bytes of experience at"):
             ReplayBufferPool(1, 100_000, disk_path=disk).add_experiences(experiences(1))
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)

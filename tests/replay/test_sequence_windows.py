@@ -11,7 +11,7 @@ from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
 from steppe.core.io import codec
-from steppe.core.sequences import PRIORITY_ETA, sequence_priority
+from steppe.core.priorities import PRIORITY_ETA, sequence_priority
 from steppe.replay import GlobalBuffer, LocalBuffer, ReplayBufferPool, SequenceMemory, SequenceSamplingConfig, Windowing
 from steppe.replay.sequence_windows import estimate_priorities
 from steppe.testing.memory import ScriptedActor
@@ -303,7 +303,7 @@ def test_estimates_are_those_of_the_actors_values(terminated, whole, agents, res
     for start in starts:
         own = [error for error in errors[start : start + 4] if error is not None]
         expected.append(PRIORITY_ETA * max(own) + (1 - PRIORITY_ETA) * sum(own) / len(own) if own else np.nan)
-    np.testing.assert_allclose(estimate_priorities(piece, starts, rules, whole=whole), expected, rtol=1e-6)
+    np.testing.assert_allclose(estimate_priorities(piece, starts, rules, complete=whole), expected, rtol=1e-6)
 
 
 def test_settings_that_cannot_be():
@@ -363,7 +363,7 @@ def test_local_buffers_fill_a_global_one():
 def test_only_rows_that_begin_a_sequence_have_a_priority():
     """Of 6 steps with a stride of 2: rows 0, 2 and 4 begin one; row 6 has only the last observation."""
     buffer = GlobalBuffer(9, Windowing(length=4, stride=2), batch_size=64, seed=0)
-    with pytest.raises(UsageError, match="index 0 was never given out"):
+    with pytest.raises(UsageError, match="index 0 was never sampled"):
         buffer.update_priorities([0], [1.0])
     buffer.add(episode(1, 6, terminated=True))
     assert set(buffer.get_batch().indices) == {0, 2, 4}
@@ -371,7 +371,7 @@ def test_only_rows_that_begin_a_sequence_have_a_priority():
         with pytest.raises(UsageError, match=f"index {row} is of a row that begins no sequence: use the indices that"):
             buffer.update_priorities([2, row], [0.0, 1.0])
     for row in (7, -1):
-        with pytest.raises(UsageError, match=f"index {row} was never given out"):
+        with pytest.raises(UsageError, match=f"index {row} was never sampled"):
             buffer.update_priorities([row], [1.0])
     assert set(buffer.get_batch().indices) == {0, 2, 4}, "a call that is refused changes nothing"
 

@@ -290,3 +290,14 @@ def test_a_range_of_another_part_is_not_joined_to_the_pending_one():
     tree.extend(2, 4, 6, value)
     assert tree.totals.tolist() == [1.0, 2.0, 3.0]
     assert np.argwhere(tree.leaves[:, :10]).tolist() == [[0, 0], [1, 1], [1, 2], [2, 3], [2, 4], [2, 5]]
+    tree.extend(0, 6, 7, value)
+    assert tree.totals.tolist() == [2.0, 2.0, 3.0]
+
+
+def test_draws_over_some_parts_are_in_the_order_of_their_leaves():
+    """Parts 1 to 3 of five, each with one leaf of its own sum."""
+    leaves = np.zeros((5, 4))
+    leaves[np.arange(5), [0, 1, 2, 3, 0]] = [7, 1, 2, 1, 7]
+    slots, drawn = filled(leaves.reshape(-1), num_parts=5).descend(np.array([0.1, 0.3, 0.7, 0.8, 0.9]), 1, 4)
+    assert slots.tolist() == [5, 10, 10, 15, 15]
+    assert drawn.tolist() == [1.0, 2.0, 2.0, 1.0, 1.0]

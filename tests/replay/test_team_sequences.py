@@ -209,9 +209,9 @@ def test_new_sequences_enter_with_the_error_of_those_who_were_there():
     live = np.array([[True, False]] * 3)
     starts = np.arange(3)
     known = [abs(0.5 + GAMMA * 3.0 - 1.0), abs(0.25 + GAMMA * 5.0 - 3.0)]
-    found = estimate_priorities(episode(values, rewards, live, terminated=True), starts, rules, whole=True)
+    found = estimate_priorities(episode(values, rewards, live, terminated=True), starts, rules, complete=True)
     np.testing.assert_allclose(found, [*known, abs(1.0 - 4.0)])
-    found = estimate_priorities(episode(values, rewards, live, terminated=False), starts, rules, whole=True)
+    found = estimate_priorities(episode(values, rewards, live, terminated=False), starts, rules, complete=True)
     np.testing.assert_allclose(found, [*known, np.nan])
 
 
@@ -219,7 +219,7 @@ def test_errors_of_several_agents_count_by_their_mean():
     rules = Windowing(length=1, n_step=1, gamma=GAMMA)
     values = np.array([[[1.0, 0.0], [2.0, 0.0]]])
     rewards, live = np.array([[3.0, -3.0]]), np.ones((1, 2), bool)
-    found = estimate_priorities(episode(values, rewards, live, terminated=True), np.arange(1), rules, whole=True)
+    found = estimate_priorities(episode(values, rewards, live, terminated=True), np.arange(1), rules, complete=True)
     np.testing.assert_allclose(found, [(2.0 + 5.0) / 2])
 
 

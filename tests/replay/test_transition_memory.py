@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.ppo.config import PPOConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import ConfigError, NotFinite, UsageError
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
@@ -253,7 +255,8 @@ def test_rollouts_need_no_compiler():
     """An on-policy learner starts without importing numba, and nothing here imports torch."""
     code = (
         "import sys, numpy, steppe.replay as r\n"
-        "from steppe.core.algorithms import PPOConfig, DQNConfig\n"
+        "from steppe.algorithms.dqn.config import DQNConfig\n"
+        "from steppe.algorithms.ppo.config import PPOConfig\n"
         "from steppe.testing.memory import SPEC\n"
         "r.make_memory(PPOConfig(), SPEC, stream=numpy.random.default_rng(0), total_steps=1)\n"
         "assert 'numba' not in sys.modules\n"

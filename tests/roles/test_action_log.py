@@ -99,7 +99,7 @@ def test_a_full_disk_does_not_hide_the_fault():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     error = blame(ActionLog(0, SimpleNamespace(resume_kind="exact"), keep), np.zeros((1, 2)))
-    assert str(error) == "bad luck; how it came to that could not be written down: No space left on device"
+    assert str(error) == "bad luck; the actions that led to it could not be saved: No space left on device"
     assert error.details == {"step": 7}
 
 

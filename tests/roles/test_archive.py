@@ -112,7 +112,7 @@ def test_weights_wait_for_room_and_the_newest_counts(directory, full):
 def test_an_end_that_cannot_be_kept_is_told(directory, full):
     archive = RunArchive(directory)
     archive.save_result(weights_of(2))
-    with pytest.raises(DiskFull, match="no room for the result weights"):
+    with pytest.raises(DiskFull, match="no disk space for the result weights"):
         archive.close()
 
 

@@ -120,3 +120,21 @@ def test_the_learner_waits_while_the_queue_is_full(tmp_path, monkeypatch):
 def test_defaults_follow_from_the_length_of_the_run(given, expected):
     evaluation = resolve_config(("call", {"env": "CartPole-v1", **given})).config.evaluation
     assert (evaluation.every_steps, evaluation.episodes, evaluation.final_episodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "max_share"),
+    [
+        ({"mode": "sync"}, None),
+        ({"mode": "single", "target_return": 475.0}, None),
+        ({"mode": "sync", "evaluation.max_share": 0.3}, 0.3),
+        ({"mode": "async"}, 0.1),
+        ({"mode": "async", "target_return": 475.0}, 0.5),
+        ({"mode": "async", "evaluation.max_share": 1.0}, 1.0),
+        ({"mode": "workers", "algo": "a3c"}, 0.1),
+    ],
+)
+def test_only_modes_without_a_queue_limit_the_time_of_evaluations(given, max_share):
+    config = resolve_config(("call", {"env": "CartPole-v1", "runtime": "processes", **given})).config
+    assert config.evaluation.max_share == max_share
+    assert config.queues_evaluations == (config.mode in ("single", "sync"))

@@ -116,9 +116,9 @@ class TestWhen:
             clock[0] += rest_s - 0.1
             assert not bench.publish(1, env_steps=1000)
         clock[0] += 0.2
-        assert bench.publish(2, env_steps=2001)
+        assert bench.publish(2, env_steps=1001 if rest_s else 2001), "still due, or due again"
         assert bench.judged == [0, 2]
-        assert [report.left_out for report in bench.reports()] == [0, 1 if rest_s else 0]
+        assert [report.left_out for report in bench.reports()] == [0, 0]
 
     def test_nothing_to_do_without_weights(self):
         bench = Bench()
@@ -180,13 +180,24 @@ class TestTheEnd:
         assert bench.manager.done
         assert bench.judged == []
 
-    def test_an_evaluation_under_way_is_finished_before_the_last_one(self):
+    def test_an_evaluation_under_way_gives_way_to_the_last_one(self):
         bench = Bench()
         bench.judge.before = lambda: bench.context.orders.update(now=FINISH)
         bench.publish(0, env_steps=100)
+        assert bench.judged == []
         bench.manager.step()
-        assert bench.judged == [0, 0]
-        assert [report.final for report in bench.reports()] == [False, True]
+        assert bench.judged == [0]
+        (report,) = bench.reports()
+        assert (report.final, report.left_out) == (True, 1)
+
+    def test_what_was_due_and_not_evaluated_is_counted(self):
+        bench = Bench(max_share=1e-6)
+        for version, env_steps in enumerate([100, 200, 300, 350]):
+            bench.publish(version, env_steps=env_steps)
+        bench.context.orders["now"] = FINISH
+        bench.manager.step()
+        assert bench.judged == [0, 3]
+        assert [report.left_out for report in bench.reports()] == [0, 2]
 
     def test_the_last_one_is_ended_by_stop_only(self):
         bench = Bench()
@@ -207,7 +218,7 @@ class TestTheEnd:
         assert bench.judged == [0]
         assert beats == [1], "each time the judge asks whether to go on, which is before every step"
 
-    def test_closing_closes_judge_and_archive(self):
+    def test_closing_closes_evaluator_and_archive(self):
         bench = Bench()
         bench.publish(0, env_steps=100)
         bench.manager.close()
@@ -286,6 +297,14 @@ class TestQueue:
 
     def left(self, bench):
         return [entry.version for entry in bench.queue.waiting()]
+
+    def test_an_evaluation_under_way_is_finished_before_the_last_one(self):
+        bench = self.bench(1)
+        bench.judge.before = lambda: bench.context.orders.update(now=FINISH)
+        bench.manager.step()
+        bench.manager.step()
+        assert bench.judged == [1, 50]
+        assert [report.final for report in bench.reports()] == [False, True]
 
     def test_each_in_order_and_then_the_newest(self):
         bench = self.bench(2, 1, 11)

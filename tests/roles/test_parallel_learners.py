@@ -91,27 +91,29 @@ def push(server: ParameterServer, worker: str) -> None:
 
 def test_what_was_counted_is_added_up_once_all_have_and_is_the_same_for_all() -> None:
     server, _ = counting()
-    assert server.tally("a", 0, [1.0, 0.1]) == (0, None)
-    assert server.tally("c", 0, [3.0, 0.3]) == (0, None)
-    assert server.tally("a", 0, [1.0, 0.1]) == (0, None), "asking again counts once"
+    assert server.sum_over_workers("a", 0, [1.0, 0.1]) == (0, None)
+    assert server.sum_over_workers("c", 0, [3.0, 0.3]) == (0, None)
+    assert server.sum_over_workers("a", 0, [1.0, 0.1]) == (0, None), "asking again counts once"
     total = [6.0, 0.1 + 0.2 + 0.3]
-    assert server.tally("b", 0, [2.0, 0.2]) == (0, total)
-    assert server.tally("a", 0, [1.0, 0.1]) == (0, total)
+    assert server.sum_over_workers("b", 0, [2.0, 0.2]) == (0, total)
+    assert server.sum_over_workers("a", 0, [1.0, 0.1]) == (0, total)
+    with pytest.warns(DeprecationWarning, match="is now called sum_over_workers"):
+        assert server.tally("a", 0, [1.0, 0.1]) == (0, total)
     for worker in "abc":
         push(server, worker)
     assert server.round_number == 1
-    assert server.tally("a", 0, [1.0, 0.1]) == (1, None), "the round is over"
-    assert server.tally("a", 1, [5.0, 0.5]) == (1, None), "the next one begins with nothing"
+    assert server.sum_over_workers("a", 0, [1.0, 0.1]) == (1, None), "the round is over"
+    assert server.sum_over_workers("a", 1, [5.0, 0.5]) == (1, None), "the next one begins with nothing"
 
 
 def test_who_does_not_count_is_waited_for_once() -> None:
     """At the deadline the sum is that of those who did; their pushes end the round, and the late one has its result."""
     server, clock = counting(quorum=2)
-    server.tally("a", 0, [1.0])
+    server.sum_over_workers("a", 0, [1.0])
     clock.now = 10.0
-    assert server.tally("a", 0, [1.0]) == (0, None), "two are needed"
-    assert server.tally("b", 0, [2.0]) == (0, [3.0])
-    assert server.tally("c", 0, [4.0]) == (0, [3.0]), "too late for the sum, and still told"
+    assert server.sum_over_workers("a", 0, [1.0]) == (0, None), "two are needed"
+    assert server.sum_over_workers("b", 0, [2.0]) == (0, [3.0])
+    assert server.sum_over_workers("c", 0, [4.0]) == (0, [3.0]), "too late for the sum, and still told"
     push(server, "a")
     push(server, "b")
     assert (server.round_number, server.version) == (1, 1)
@@ -119,22 +121,22 @@ def test_who_does_not_count_is_waited_for_once() -> None:
 
 def test_who_left_is_not_waited_for() -> None:
     server, _ = counting()
-    server.tally("a", 0, [1.0])
-    server.tally("b", 0, [2.0])
+    server.sum_over_workers("a", 0, [1.0])
+    server.sum_over_workers("b", 0, [2.0])
     server.unregister_worker("c")
-    assert server.tally("a", 0, [1.0]) == (0, [3.0])
-    assert server.tally("c", 0, [1.0]) == (-1, None)
+    assert server.sum_over_workers("a", 0, [1.0]) == (0, [3.0])
+    assert server.sum_over_workers("c", 0, [1.0]) == (-1, None)
 
 
 def test_a_server_that_was_restarted_waits_for_nobody_who_has_pushed() -> None:
     server, _ = counting()
     for worker in "abc":
-        server.tally(worker, 0, [1.0])
+        server.sum_over_workers(worker, 0, [1.0])
     push(server, "a")
     other, _ = counting()
     other.restore(server.state())
-    assert other.tally("b", 0, [1.0]) == (0, None)
-    assert other.tally("c", 0, [1.0]) == (0, [2.0])
+    assert other.sum_over_workers("b", 0, [1.0]) == (0, None)
+    assert other.sum_over_workers("c", 0, [1.0]) == (0, [2.0])
 
 
 @pytest.mark.parametrize(
@@ -149,12 +151,12 @@ def test_a_server_that_was_restarted_waits_for_nobody_who_has_pushed() -> None:
 )
 def test_what_cannot_be_counted_is_refused(counted: list[float], words: str) -> None:
     server, _ = counting()
-    server.tally("a", 0, [1.0])
+    server.sum_over_workers("a", 0, [1.0])
     with pytest.raises(UsageError, match=words):
-        server.tally("a", 0, counted)
-    with pytest.raises(UsageError, match="all workers count as many"):
-        server.tally("b", 0, [1.0, 1.0])
-    assert server.tally("b", 0, [1.0]) == (0, None)
+        server.sum_over_workers("a", 0, counted)
+    with pytest.raises(UsageError, match="all workers add as many"):
+        server.sum_over_workers("b", 0, [1.0, 1.0])
+    assert server.sum_over_workers("b", 0, [1.0]) == (0, None)
 
 
 def test_nobody_counts_where_one_could_mislead_the_others() -> None:
@@ -164,9 +166,9 @@ def test_nobody_counts_where_one_could_mislead_the_others() -> None:
         FederatedParameterServer({"w": np.zeros(2)}),
     ):
         server.register_worker("a")
-        assert not server.description()["tallies"]
+        assert not server.description()["supports_sums"]
         with pytest.raises(UsageError, match="without privacy"):
-            server.tally("a", 0, [1.0])
+            server.sum_over_workers("a", 0, [1.0])
 
 
 def test_a_node_whose_round_went_on_without_it_is_with_the_others_again() -> None:

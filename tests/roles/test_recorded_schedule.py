@@ -49,7 +49,7 @@ def test_an_actor_gets_the_version_of_each_segment_however_far_the_learner_is():
     for sequence in range(4):
         for _ in range(2):  # a step that only finds the gate closed, and the next
             version = adopt(follower, version)
-            if follower.open(sequence, version):
+            if follower.allows(sequence, version):
                 collected.append((sequence, version))
                 break
     assert collected == [(0, 0), (1, 0), (2, 3)], "segment 3 is not in the script"
@@ -68,15 +68,15 @@ def test_weights_go_when_the_last_of_their_readers_has_gone_on():
     shelf = RetainingWeightStore(LocalWeights(), told)
     for version in range(3):
         shelf.publish("policy", weights(version))
-    assert shelf.at(1) is None, "no segment needs it"
+    assert shelf.get(1) is None, "no segment needs it"
     actors = [RecordedCollectPolicy(actor, told, shelf) for actor in (0, 1)]
     for actor in actors:
-        assert shelf.at(0) is not None
+        assert shelf.get(0) is not None
         assert adopt(actor, -1) == 0
-        assert actor.open(0, 0)
-        assert not actor.open(1, 0)
+        assert actor.allows(0, 0)
+        assert not actor.allows(1, 0)
         assert adopt(actor, 0) == 2
-    assert shelf.at(0) is None
+    assert shelf.get(0) is None
 
 
 def test_shelves_are_shared_within_a_script():
@@ -127,7 +127,7 @@ def test_what_can_never_come_is_an_error():
         RecordedBatchPolicy(channel, script()).take(0)
     told = script([(0, 3, 0)])
     with pytest.raises(RunFailed, match="how segment 2 of actor 0 was collected"):
-        RecordedCollectPolicy(0, told, RetainingWeightStore(LocalWeights(), told)).open(2, 0)
+        RecordedCollectPolicy(0, told, RetainingWeightStore(LocalWeights(), told)).allows(2, 0)
 
 
 def test_the_end_waits_for_intakes_of_which_nothing_was_kept():
@@ -138,16 +138,16 @@ def test_the_end_waits_for_intakes_of_which_nothing_was_kept():
     offer(channel, 0, 0)
     (segment,) = intake.take(0)
     channel.release(segment)
-    assert not told.ended(20, 4, digesting=True)
-    assert not told.ended(19, 5, digesting=True)
-    assert told.ended(20, 5, digesting=True), "stopped in the midst of what it had taken in: nothing came after that"
-    assert not told.ended(20, 5, digesting=False)
+    assert not told.ended(20, 4, has_batch=True)
+    assert not told.ended(19, 5, has_batch=True)
+    assert told.ended(20, 5, has_batch=True), "stopped in the midst of what it had taken in: nothing came after that"
+    assert not told.ended(20, 5, has_batch=False)
     offer(channel, 0, 1)
     assert intake.take(0) == []
-    assert told.ended(20, 5, digesting=False)
+    assert told.ended(20, 5, has_batch=False)
     assert intake.tracker.expected == {0: 2}
 
 
 def test_an_early_end_leaves_the_rest():
-    told = RecordedSchedule([[Arrival(0, 0, 0)]], (0, 0), early=True)
-    assert told.ended(0, 0, digesting=False)
+    told = RecordedSchedule([[Arrival(0, 0, 0)]], (0, 0), may_end_early=True)
+    assert told.ended(0, 0, has_batch=False)

@@ -24,22 +24,22 @@ def names(segments):
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (1, 0, False), (0, 1, False), (7, 7, True)])  # fmt: skip
 def test_lockstep_opens_for_version_k_alone(sequence, version, opens):
-    assert LockstepCollectPolicy().open(sequence, version) is opens
+    assert LockstepCollectPolicy().allows(sequence, version) is opens
 
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (1, 0, True), (1, 1, False), (2, 0, False), (2, 1, True), (2, 2, False), (9, 8, True)])  # fmt: skip
 def test_lockstep_with_one_round_ahead_opens_for_the_version_before_alone(sequence, version, opens):
-    assert LockstepCollectPolicy(ahead=1).open(sequence, version) is opens
+    assert LockstepCollectPolicy(ahead=1).allows(sequence, version) is opens
 
 
 @pytest.mark.parametrize(("ahead", "version", "opens"), [(0, 2, False), (0, 5, True), (1, 4, True), (1, 5, False)])
 def test_lockstep_counts_rounds_that_went_on_without_the_actor(ahead, version, opens):
-    assert LockstepCollectPolicy(ahead, lambda: 3).open(2, version) is opens
+    assert LockstepCollectPolicy(ahead, lambda: 3).allows(2, version) is opens
 
 
 @pytest.mark.parametrize(("sequence", "version", "opens"), [(0, -1, False), (0, 0, True), (9, 0, True), (0, 9, True)])
 def test_free_opens_once_there_are_weights(sequence, version, opens):
-    assert FreeCollectPolicy().open(sequence, version) is opens
+    assert FreeCollectPolicy().allows(sequence, version) is opens
 
 
 class TestLedger:
@@ -133,18 +133,18 @@ class TestRounds:
             segment_of(channel, 1, sequence)
         assert rounds.take(0) == []
         assert rounds.tracker.dropped == {"repeated": 1}
-        assert rounds.left() == 2
+        assert rounds.num_waiting() == 2
 
     def test_one_that_comes_back_with_newer_weights_is_not_late(self):
         """The learner has published version 2, and has not asked for its round yet."""
         channel = LocalChannel(SPEC, 2, 4)
         rounds = RoundBatchPolicy(channel, 2)
-        rounds.part(1)
+        rounds.leave(1)
         for number in (0, 1):
             segment_of(channel, 0, number, version=number)
             assert names(rounds.take(number)) == [(0, number)]
         segment_of(channel, 1, 0, version=2)
-        assert rounds.left() == 1
+        assert rounds.num_waiting() == 1
         assert not rounds.tracker.dropped
         segment_of(channel, 0, 2, version=2)
         assert names(rounds.take(2)) == [(0, 2), (1, 0)]
@@ -156,7 +156,7 @@ class TestRounds:
         segment_of(channel, 0, 0)
         segment_of(channel, 1, 0)
         assert names(rounds.take(0)) == [(0, 0), (1, 0)]
-        rounds.part(1)
+        rounds.leave(1)
         for number in (1, 2):
             segment_of(channel, 0, number, version=number)
             assert names(rounds.take(number)) == [(0, number)]
@@ -171,10 +171,31 @@ class TestRounds:
         assert rounds.round == 4
         assert not rounds.tracker.dropped
 
-    def test_what_comes_too_late_is_left_out_and_its_actor_is_in_the_next_round(self):
+    def test_the_offset_is_the_difference_between_the_round_and_the_actors_own_number(self):
+        channel = LocalChannel(SPEC, 2, 4)
+        rounds = RoundBatchPolicy(channel, 2)
+        segment_of(channel, 0, 0)
+        segment_of(channel, 1, 0)
+        rounds.take(0)
+        rounds.part(1)
+        for number in (1, 2, 3):
+            segment_of(channel, 0, number, version=number)
+            rounds.take(number)
+        rounds.join(1)
+        assert (rounds.round, rounds.tracker.round_offsets) == (4, {1: 3})
+
+    def test_nothing_is_late_before_anything_was_taken(self):
         channel = LocalChannel(SPEC, 2, 4)
         rounds = RoundBatchPolicy(channel, 2)
         rounds.part(1)
+        segment_of(channel, 1, 0)
+        assert rounds.left() == 1
+        assert not rounds.tracker.dropped
+
+    def test_what_comes_too_late_is_left_out_and_its_actor_is_in_the_next_round(self):
+        channel = LocalChannel(SPEC, 2, 4)
+        rounds = RoundBatchPolicy(channel, 2)
+        rounds.leave(1)
         segment_of(channel, 0, 0)
         assert names(rounds.take(0)) == [(0, 0)]
         segment_of(channel, 0, 1, version=1)
@@ -185,10 +206,10 @@ class TestRounds:
         segment_of(channel, 1, 1, version=1)
         assert names(rounds.take(1)) == [(0, 1), (1, 1)]
 
-    def test_who_comes_in_time_was_never_out(self):
+    def test_a_segment_in_time_keeps_its_actor_in_the_rounds(self):
         channel = LocalChannel(SPEC, 3, 4)
         rounds = RoundBatchPolicy(channel, 3)
-        rounds.part(1)
+        rounds.leave(1)
         segment_of(channel, 0, 0)
         segment_of(channel, 1, 0)
         assert rounds.take(0) == []
@@ -199,7 +220,7 @@ class TestRounds:
     def test_a_resumed_run_knows_which_round_each_is_at(self):
         channel = LocalChannel(SPEC, 2, 4)
         rounds, again = RoundBatchPolicy(channel, 2), RoundBatchPolicy(channel, 2)
-        rounds.part(1)
+        rounds.leave(1)
         segment_of(channel, 0, 0)
         rounds.take(0)
         rounds.join(1)
@@ -209,15 +230,15 @@ class TestRounds:
     def test_what_nobody_took_is_counted(self):
         channel = LocalChannel(SPEC, 2, 2)
         rounds = RoundBatchPolicy(channel, 2)
-        assert rounds.left() == 0
+        assert rounds.num_waiting() == 0
         segment_of(channel, 1, 0)
         rounds.take(0)
         segment_of(channel, 1, 1)
-        assert rounds.left() == 2
-        assert rounds.left() == 2
+        assert rounds.num_waiting() == 2
+        assert rounds.num_waiting() == 2
         segment_of(channel, 0, 0)
         assert names(rounds.take(0)) == [(0, 0), (1, 0)]
-        assert rounds.left() == 1
+        assert rounds.num_waiting() == 1
 
 
 class TestWindow:
@@ -235,7 +256,7 @@ class TestWindow:
         segment_of(self.channel, 1, 1)  # does not open the window anew
         assert window.take(0) == []
         self.clock.now_s += 0.1
-        assert window.left() == 0, "there are no rounds"
+        assert window.num_waiting() == 0, "there are no rounds"
         assert names(window.take(0)) == [(1, 0), (1, 1)]
         assert window.take(0) == []
 

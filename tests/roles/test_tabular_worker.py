@@ -155,7 +155,7 @@ def test_an_environment_that_waited_begins_its_episode_where_it_was():
     for more in (1, 2, 1, 2, 1, 2):
         left += more
         while left:
-            taken = crew.run(10_000, most_episodes=left)
+            taken = crew.run(10_000, max_episodes=left)
             left -= taken.episodes
             steps, finished = steps + taken.steps, finished + taken.finished
     assert len(finished) == 9
@@ -210,11 +210,11 @@ def test_long_work_shows_life_and_ends_early_when_asked(kind):
         seeds = np.random.SeedSequence(0)
         crew = VectorTabularRollout(agent, make_segment_env(make_reference(Maze), INDEX, 2, seeds), 500, seeds)
 
-    def pulse():
+    def on_step():
         beats.append(1)
         return len(beats) >= 30
 
-    taken = crew.run(1_000, pulse)
+    taken = crew.run(1_000, on_step)
     assert 0 < taken.steps <= 60
     assert len(beats) >= 30
     before = len(beats)
@@ -276,7 +276,7 @@ def test_resting_ending_and_a_worker_that_comes_again():
     assert again.step()
     (_, event) = house.board.read(EVENTS)[-1]
     assert event["kind"] == "warning"
-    assert "the 500 steps that it had not merged are taken anew" in event["details"]["message"]
+    assert "the 500 steps that it had not merged are taken again" in event["details"]["message"]
     house.asked = FINISH
     assert not again.step()
     assert again.done

@@ -158,8 +158,8 @@ def test_an_evaluation_counts_an_environments_episode_once():
     evaluation = judge.evaluate(5, lambda: False)
     assert evaluation.lengths == [5] * 5
     assert evaluation.agents == ("agent_0", "agent_1", "agent_2")
-    assert len(evaluation.shares) == 5
-    np.testing.assert_allclose([share.sum() for share in evaluation.shares], evaluation.returns)
+    assert len(evaluation.returns_by_agent) == 5
+    np.testing.assert_allclose([share.sum() for share in evaluation.returns_by_agent], evaluation.returns)
     assert sum(evaluation.agent_returns.values()) == pytest.approx(evaluation.mean)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.transport import COMMANDS
 from steppe.records.run_directory import RunDirectory

@@ -18,12 +18,12 @@ class Scripted:
         self.steps, self.closed = 0, 0
 
     def step(self):
-        word = self.script[min(self.steps, len(self.script) - 1)]
+        action = self.script[min(self.steps, len(self.script) - 1)]
         self.steps += 1
-        if isinstance(word, Exception):
-            raise word
-        self.done = word == "done"
-        return word == "work"
+        if isinstance(action, Exception):
+            raise action
+        self.done = action == "done"
+        return action == "work"
 
     def close(self):
         self.closed += 1
@@ -31,36 +31,36 @@ class Scripted:
             raise self.closing
 
 
-def test_everyone_has_one_step():
+def test_every_role_is_stepped_once():
     roles = [Scripted(name, ["work"]) for name in "abc"]
-    turns = RoleScheduler(roles)
-    assert turns.once()
-    assert turns.once()
+    scheduler = RoleScheduler(roles)
+    assert scheduler.step()
+    assert scheduler.step()
     assert [role.steps for role in roles] == [2, 2, 2]
 
 
 def test_whether_anyone_did_anything():
-    assert not RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["idle"])]).once()
-    assert RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["work"])]).once()
+    assert not RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["idle"])]).step()
+    assert RoleScheduler([Scripted("a", ["idle"]), Scripted("b", ["work"])]).step()
 
 
-def test_who_is_done_is_closed_once_and_left_alone():
+def test_a_finished_role_is_closed_once_and_not_stepped_again():
     one, other = Scripted("a", ["done"]), Scripted("b", ["work"])
-    turns = RoleScheduler([one, other])
-    turns.once()
-    turns.once()
-    turns.close()
+    scheduler = RoleScheduler([one, other])
+    scheduler.step()
+    scheduler.step()
+    scheduler.close()
     assert (one.steps, one.closed) == (1, 1)
     assert (other.steps, other.closed) == (2, 1)
-    assert turns.faults == []
+    assert scheduler.faults == []
 
 
-def test_who_raises_is_out_and_the_others_go_on():
+def test_a_role_that_raises_is_removed_and_the_others_continue():
     one, other = Scripted("a", [ValueError("broken")]), Scripted("b", ["work"])
-    turns = RoleScheduler([one, other])
-    assert turns.once()
-    turns.once()
-    (fault,) = turns.faults
+    scheduler = RoleScheduler([one, other])
+    assert scheduler.step()
+    scheduler.step()
+    (fault,) = scheduler.faults
     assert (fault.role, fault.reason, fault.message) == ("a", "error", "ValueError: broken")
     assert "test_handle.py" in fault.details["traceback"]
     assert (one.done, one.steps, one.closed) == (True, 1, 0)
@@ -69,28 +69,28 @@ def test_who_raises_is_out_and_the_others_go_on():
 
 def test_closing_goes_on_after_one_that_fails():
     roles = [Scripted("a", ["work"], OSError("disk full")), Scripted("b", ["work"])]
-    turns = RoleScheduler(roles)
-    turns.close()
+    scheduler = RoleScheduler(roles)
+    scheduler.close()
     assert [role.closed for role in roles] == [1, 1]
-    assert [fault.role for fault in turns.faults] == ["a"]
+    assert [fault.role for fault in scheduler.faults] == ["a"]
 
 
 def test_faults_are_in_the_order_they_came():
-    turns = RoleScheduler([Scripted("a", ["work", ValueError()]), Scripted("b", [ValueError()])])
-    turns.once()
-    turns.once()
-    assert [fault.role for fault in turns.faults] == ["b", "a"]
+    scheduler = RoleScheduler([Scripted("a", ["work", ValueError()]), Scripted("b", [ValueError()])])
+    scheduler.step()
+    scheduler.step()
+    assert [fault.role for fault in scheduler.faults] == ["b", "a"]
 
 
-def test_an_interrupt_is_nobodys_fault():
+def test_an_interrupt_is_not_recorded_as_a_fault():
     class Interrupted(Scripted):
         def step(self):
             raise KeyboardInterrupt
 
-    turns = RoleScheduler([Interrupted("a", [])])
+    scheduler = RoleScheduler([Interrupted("a", [])])
     with pytest.raises(KeyboardInterrupt):
-        turns.once()
-    assert turns.faults == []
+        scheduler.step()
+    assert scheduler.faults == []
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ def plan_of(spec=WORLD, **layer):
 
 
 def names(plan):
-    return {place: [role.name for role in roles] for place, roles in plan.places().items()}
+    return {worker_slot: [role.name for role in roles] for worker_slot, roles in plan.worker_slots().items()}
 
 
-def test_single_shares_one_place():
+def test_in_mode_single_actor_and_learner_share_a_worker_slot():
     assert names(plan_of(mode="single")) == {"learner": ["actor-0", "learner"], "manager": ["manager"]}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_others_have_a_place_each(mode):
+def test_in_other_modes_each_role_has_its_own_worker_slot(mode):
     plan = plan_of(mode=mode, actors=2)
     assert names(plan) == {"actor-0": ["actor-0"], "actor-1": ["actor-1"], "learner": ["learner"], "manager": ["manager"]}  # fmt: skip
     assert plan.readers == ("actor-0", "actor-1")
@@ -46,7 +46,7 @@ def test_others_have_a_place_each(mode):
         ({"mode": "async", "actors": 2, "flow.slots_per_actor": 3}, False, 3),
     ],
 )
-def test_gates_and_slots(layer, lockstep, slots):
+def test_lockstep_and_slots_by_mode(layer, lockstep, slots):
     plan = plan_of(**layer)
     assert (plan.lockstep, plan.slots_per_actor) == (lockstep, slots)
     assert plan.channel_bytes == plan.segment.nbytes * slots * plan.config.actors
@@ -77,7 +77,7 @@ def test_what_was_left_open_is_chosen_and_written_down():
     assert plan.config.envs * plan.config.agent.segment_steps == 256
 
 
-def test_what_was_given_stays():
+def test_given_settings_are_kept():
     plan = plan_of(FAST, envs=3, segment_steps=5, minibatch_size=7)
     assert (plan.num_envs, plan.segment.num_steps, plan.config.agent.minibatch_size) == (3, 5, 7)
 

@@ -60,6 +60,7 @@ def replay_of(process):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_replay_role_ends_the_run_which_resumes_exactly(monkeypatch, tmp_path):
     given = {**DQN, "flow.replay_roles": 2, "checkpoint.every_s": 0.1}

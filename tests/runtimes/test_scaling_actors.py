@@ -30,9 +30,13 @@ def planned(**settings: object) -> Plan:
 
 
 @pytest.mark.unit
-def test_there_is_a_seat_for_every_actor_that_may_come() -> None:
+def test_there_is_a_worker_slot_for_every_possible_actor() -> None:
     plan = planned()
-    assert [place for place in plan.places() if place.startswith("actor")] == ["actor-0", "actor-1", "actor-2"]
+    assert [worker_slot for worker_slot in plan.worker_slots() if worker_slot.startswith("actor")] == [
+        "actor-0",
+        "actor-1",
+        "actor-2",
+    ]
     assert plan.num_writers == len(plan.readers) == 3
     assert plan.channel_bytes == 3 * planned(**{"flow.max_actors": 1}).channel_bytes
     assert plan.config.actors == 1
@@ -42,20 +46,20 @@ def test_there_is_a_seat_for_every_actor_that_may_come() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"flow.max_actors": 1, "actors": 2}, {"mode": "sync"}, {"runtime": "inline"}, {"flow.max_actors": 0}]
 )
-def test_seats_that_make_no_sense_are_refused(wrong: dict) -> None:
+def test_invalid_max_actors_is_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError, match="max_actors"):
         planned(**wrong)
 
 
 @pytest.mark.unit
-def test_one_place_is_dismissed_alone(tmp_path: Path) -> None:
-    control = ShmControl(tmp_path / "control", create=True, num_places=3)
+def test_dismissing_one_worker_slot_leaves_the_others_running(tmp_path: Path) -> None:
+    control = ShmControl(tmp_path / "control", create=True, num_worker_slots=3)
     other = ShmControl(tmp_path / "control")
     control.dismiss(1)
-    assert [other.dismissed(place) for place in range(3)] == [False, True, False]
+    assert [other.dismissed(worker_slot) for worker_slot in range(3)] == [False, True, False]
     control.dismiss(1, dismissed=False)
     control.heartbeat(1)
-    assert not any(other.dismissed(place) for place in range(3))
+    assert not any(other.dismissed(worker_slot) for worker_slot in range(3))
 
 
 @pytest.mark.integration

@@ -108,6 +108,7 @@ def composition() -> Entry:
         steps = [{column: np.asarray(value)[row] for column, value in sound(spec).items()} for row in range(ROWS)]
         steps[1] |= {"action": data.draw(arrays(())), "obs": data.draw(arrays((2,), ()))}
         yield lambda: agent.update_policy(steps)
+        yield lambda: agent.update_policy([bad_columns(data, step) for step in steps])
 
     return calls
 
@@ -275,6 +276,125 @@ def params() -> Entry:
     return calls
 
 
+def federated() -> Entry:
+    """Servers of deltas and of whole parameters, in rounds of one worker."""
+    from steppe import FederatedParameterServer
+
+    start = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(3)}
+    made = {kind: FederatedParameterServer(start, 1, updates=kind) for kind in ("deltas", "parameters")}
+    for server in made.values():
+        server.register_worker("one")
+
+    def calls(data: st.DataObject) -> Iterator[Call]:
+        server = made[data.draw(st.sampled_from(sorted(made)))]
+        update = {"w": data.draw(arrays((2, 3), (3,))), "b": data.draw(arrays((3,)))}
+        row = data.draw(arrays((9,), (8,)))
+        yield lambda: server.validate_worker_update("one", update)
+        yield lambda: server.push_gradients("one", update)
+        yield lambda: server.push_row("one", row)
+        yield lambda: server.federated_averaging({"one": update, "two": dict(start)})
+        yield lambda: server.federated_averaging({"one": row})
+        yield lambda: server.get_parameters("one")
+        yield lambda: FederatedParameterServer(update, 1)
+
+    return calls
+
+
+def client() -> Entry:
+    """Clients of servers behind both transports, each server in this process."""
+    from steppe import FederatedParameterServer, ParameterClient, ParameterServer
+
+    start = {"w": np.zeros((2, 3), np.float32), "b": np.zeros(3)}
+    servers = {"shm": ParameterServer(start, update_frequency=2), "grpc": FederatedParameterServer(start, 1)}
+    urls = {
+        "shm": servers["shm"].share(),
+        "grpc": f"grpc://localhost:{servers['grpc'].start_server('localhost', 0)}",
+    }
+    clients = {name: ParameterClient(url, retry_s=0.0) for name, url in urls.items()}
+    for one in clients.values():
+        one.register_worker("one")
+
+    def calls(data: st.DataObject) -> Iterator[Call]:
+        one = clients[data.draw(st.sampled_from(sorted(clients)))]
+        update = {"w": data.draw(arrays((2, 3), (3,))), "b": data.draw(arrays((3,)))}
+        row, numbers = data.draw(arrays((9,), (8,))), data.draw(arrays((2,), (9,)))
+        weight, version = data.draw(st.floats()), data.draw(NUMBERS)
+        yield lambda: one.push_gradients("one", update, weight)
+        yield lambda: one.push_row("one", row)
+        yield lambda: one.push_row("one", row, weight, round_number=version, version=version)
+        yield lambda: one.push_gradients("one", update, round_number=version, version=version)
+        yield lambda: one.tally("one", version, numbers)
+        yield lambda: one.report("one", {"loss": data.draw(NUMBERS), "more": numbers})
+        yield lambda: one.pull_newer("one", version)
+        yield lambda: one.newer_than("policy", version)
+        yield lambda: one.push_row("one", np.zeros(9, np.float32)) or one.pull("one")
+        assert one.is_serving(), "a server that answers nobody any more"
+
+    return calls
+
+
+def environment() -> Entry:
+    """Parameters given to the workers of an environment, which act with them."""
+    from steppe import DistributedAgent, DistributedEnvironment
+
+    world = DistributedEnvironment("steppe/Identity-v0", 1, runtime="inline")
+    agents = [DistributedAgent(name, seed=0).bind(world) for name in ("dqn", "ppo")]
+
+    def calls(data: st.DataObject) -> Iterator[Call]:
+        agent = data.draw(st.sampled_from(agents))
+        known = agent.get_policy_parameters()
+        given = bad_columns(data, known, "unknown")
+
+        def act(parameters: Any) -> None:
+            world.update_policy(parameters)
+            world.generate_batch_experiences(agent, 4)
+
+        yield lambda: act(given)
+        yield lambda: act({})
+        yield lambda: world.update_policy(data.draw(arrays((3,))))
+        yield lambda: world.generate_batch_experiences(agent, data.draw(st.sampled_from([0, -1, 3, 0.5])))
+
+    return calls
+
+
+def loaded() -> Entry:
+    """Policies of finished runs that are shown arbitrary observations: networks, a table, a memory, a team."""
+    import steppe
+
+    short: dict[str, Any] = {"runtime": "inline", "steps": 64, "envs": 1, "actors": 1, "evaluation.episodes": 1}
+    short |= {"evaluation.max_episode_steps": 10}
+    small = {"hidden": (4,), "segment_steps": 16}
+    remembers = {"cell_size": 4, "sequence_length": 4, "burn_in": 1, "batch_size": 2, "learning_starts": 16}
+    runs = {
+        "ppo": steppe.train("CartPole-v1", algo="ppo", **small, **short),
+        "table": steppe.train("Taxi-v4", algo="q-learning", **short),
+        "r2d2": steppe.train("CartPole-v1", algo="r2d2", **small, **remembers, **short),
+        "box": steppe.train("Pendulum-v1", algo="ppo", **small, **short),
+        "frames": steppe.train("CartPole-v1", algo="ppo", **small, **short, **{"environment.frame_stack": 2}),
+        "team": steppe.train("steppe/Teamwork-v0", algo="ppo", **small, **short),
+    }
+    policies = {name: steppe.load(run.path) for name, run in runs.items()}
+    fits = {"table": (), "box": (3,), "team": ()}
+
+    def calls(data: st.DataObject) -> Iterator[Call]:
+        name = data.draw(st.sampled_from(sorted(policies)))
+        policy, one = policies[name], fits.get(name, (4,))
+        seen, mask = data.draw(arrays(one, (3, *one))), data.draw(arrays((6,), (3, 6), (2,)))
+        explore = data.draw(st.booleans())
+        yield lambda: policy.act(seen, explore=explore)
+        if name == "team":
+            yield lambda: policy.act({"agent_0": seen, "agent_1": mask}, explore=explore)
+        else:
+            yield lambda: policy.act(seen, explore=explore, action_mask=mask)
+        yield policy.reset
+        raw = policy.agent
+        batch = data.draw(arrays((3, *one), one))
+        yield lambda: policy.act({"agent_0": batch} if name == "team" else batch)
+        yield lambda: raw.load(policy.weights)
+
+    return calls
+
+
 def codec() -> Entry:
     from steppe.core.contracts.segment import Segment, SegmentHeader
     from steppe.core.contracts.weights import Weights
@@ -365,7 +485,8 @@ def segments() -> Entry:
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
     "composition": composition, "episodes": episodes, "replay": replay, "classic": classic, "params": params,
-    "codec": codec, "segments": segments,
+    "federated": federated, "client": client, "environment": environment, "loaded": loaded, "codec": codec,
+    "segments": segments,
 }  # fmt: skip
 
 

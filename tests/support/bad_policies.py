@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.algorithms.ppo.ppo import PPO
-from steppe.core.algorithms import PPOConfig
 
 
 class OutOfRange(PPO):

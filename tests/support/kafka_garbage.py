@@ -129,8 +129,8 @@ class Maker:
         if topic == PROGRESS:
             wrong = (
                 ReadProgress(-9),
-                ReadProgress(0, life=2**50),
-                ReadProgress(0, shift=2**62),
+                ReadProgress(0, incarnation=2**50),
+                ReadProgress(0, round_offset=2**62),
                 ReadProgress(2**62),
                 ReadProgress(0, (-5,)),
             )

@@ -49,8 +49,8 @@ def connection_to(kafka, prefix):
     config = settings(kafka).model_copy(update={"prefix": prefix})
     if prefix + COMMANDS not in KafkaConnection(config, "run").fetch_metadata().topics:
         return None
-    charter = find_manifest(config, "run")
-    return None if charter is None else KafkaConnection(config, charter.run)
+    manifest = find_manifest(config, "run")
+    return None if manifest is None else KafkaConnection(config, manifest.run)
 
 
 def told(connection, topic):

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import A2CConfig, AgentConfig, DHCConfig, DQNConfig, PPOConfig, R2D2Config
+from steppe.algorithms.a2c.config import A2CConfig
+from steppe.algorithms.dhc.config import DHCConfig
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.ppo.config import PPOConfig
+from steppe.algorithms.r2d2.config import R2D2Config
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.contracts.algorithm import Progress, trainable_entries
 from steppe.core.contracts.segment import Batch

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from steppe.control import process_host
 from steppe.records.run_directory import RunDirectory
 from steppe.records.view import ENDED
+from tests.support.warm_host import Forked, WarmHost
 
 PATIENCE_S = 180.0  # only bounds how long a failure takes
 SERVE = "from steppe.cli.main import entry; entry()"
@@ -36,11 +38,16 @@ class Served:
     """One life of the service after the other, over the same runs."""
 
     def __init__(
-        self, root: Path, kafka: str | None = None, descriptors: int | None = None, prefix: str | None = None
+        self,
+        root: Path,
+        kafka: str | None = None,
+        descriptors: int | None = None,
+        prefix: str | None = None,
+        host: WarmHost | None = None,
     ) -> None:
         """With `kafka`, runs go through that broker, by topics of their own unless a `prefix` is given; `descriptors` is a limit
-        on open files."""
-        self.root = root
+        on open files. A fork of `host` serves, if there is one."""
+        self.root, self.host = root, host
         self.before = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh") if descriptors else ()
         self.options: tuple[str, ...] = ()
         self.environ = {"STEPPE_RUNS": str(root / "runs")}
@@ -48,22 +55,35 @@ class Served:
             self.options = ("--kafka", kafka)
             prefix = prefix or f"t{uuid.uuid4().hex[:8]}."
             self.environ |= {"STEPPE_KAFKA__PREFIX": prefix, "STEPPE_KAFKA__PARTITIONS": "2"}
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | Forked | None = None
         self.address = self.link = ""
 
     def start(self, *options: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_")}
-        self.process = subprocess.Popen(
-            [*self.before, sys.executable, "-c", SERVE, "serve", "--port", "0", *self.options, *options],
-            cwd=self.root,
-            env=environ | self.environ,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().rsplit(" ", 1)[1].strip()
-        self.link = self.process.stdout.readline().rsplit(" ", 1)[1].strip()
+        words = ["serve", "--port", "0", *self.options, *options]
+        logs = Path(tempfile.mkdtemp(dir=self.root))
+        if self.host is not None:
+            self.process = self.host.start(words, environ | self.environ, self.root, logs)
+        else:
+            with (logs / "stdout").open("w") as out:
+                self.process = subprocess.Popen(
+                    [*self.before, sys.executable, "-c", SERVE, *words],
+                    cwd=self.root,
+                    env=environ | self.environ,
+                    stdout=out,
+                    text=True,
+                )
+        lines = until(lambda: self._told(logs / "stdout"), "the service says where it is")
+        self.address, self.link = (line.rsplit(" ", 1)[1] for line in lines[:2])
         until(lambda: self.answers("/healthz"), "the service answers")
+
+    def _told(self, out: Path) -> list[str] | None:
+        """What the service has printed, once its address and a link are there."""
+        assert self.process is not None
+        lines = out.read_text().splitlines(keepends=True) if out.exists() else []
+        found = [line.strip() for line in lines if line.endswith("\n")]
+        assert self.process.poll() is None, found
+        return found if len(found) >= 2 else None
 
     def answers(self, path: str) -> bool:
         try:
@@ -83,9 +103,7 @@ class Served:
 
     def _gone(self) -> None:
         assert self.process is not None
-        assert self.process.stdout is not None
         self.process.wait(PATIENCE_S)
-        self.process.stdout.close()
         self.process = None
 
     def token(self, scope: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import gymnasium as gym
@@ -66,6 +68,19 @@ class Upwards(gym.Env):
 
     def step(self, action):
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), float(action[0]), False, False, {}
+
+
+class PacedCartPole(gym.Wrapper):
+    """Takes a millisecond a step while that file is there: a run makes few updates until what it is asked for has been done."""
+
+    def __init__(self, pace):
+        super().__init__(gym.make("CartPole-v1"))
+        self.pace = Path(pace)
+
+    def step(self, action):
+        if self.pace.exists():
+            time.sleep(0.001)
+        return self.env.step(action)
 
 
 def settings(algo, field=None):
@@ -170,6 +185,10 @@ def require_tuned(kind, run_dir, **layer):
     mode = layer["mode"]
     algo = KINDS[kind]
     given = settings(algo) | {"steps": 10**9, "run_dir": run_dir, "actors": 1 if mode == "single" else 2}
+    pace = run_dir.with_name(f"{run_dir.name}-pace")
+    pace.touch()
+    if given["env"] == "CartPole-v1":
+        given |= {"env": "tests.support.tuning:PacedCartPole", "environment.kwargs": {"pace": str(pace)}}
     if kind == "table":
         given |= {"learning_rate_end": CHANGES["learning_rate"]}
     if kind == "sequences" and mode == "workers":
@@ -184,6 +203,7 @@ def require_tuned(kind, run_dir, **layer):
     more = 40 if moves else 0  # pushes that were under way then were made with the values before
     change = Change(values, more)
     result = run_experiment(resolved, observers=[change])
+    pace.unlink()
     assert (result.state, result.reason) == ("STOPPED", "stopped_by_callback"), result.message
     assert change.answer["obeyed"], change.answer
     assert change.answer["live"] == sorted(live), change.answer

@@ -52,17 +52,22 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
 
 
 class WarmHost:
-    """The host process, as a test holds it; `torch` has it imported beforehand."""
+    """The host process, as a test holds it; `torch` or `service` has that imported beforehand."""
 
-    def __init__(self, *, torch: bool = False) -> None:
+    def __init__(self, *, torch: bool = False, service: bool = False) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-        self.process = subprocess.Popen([sys.executable, __file__, *(["torch"] if torch else [])], **pipes)
+        more = [name for name, wanted in (("torch", torch), ("service", service)) if wanted]
+        self.process = subprocess.Popen([sys.executable, __file__, *more], **pipes)
 
     def run(self, words: list[str], environ: dict[str, str], cwd: Path, logs: Path) -> subprocess.CompletedProcess[str]:
         """Run `steppe WORDS…`, or `python WORDS…` where the first word is a script, to its end."""
@@ -145,9 +150,11 @@ def main() -> None:
     if "torch" in sys.argv[1:]:
         import torch
 
-        import steppe.algorithms.ppo.ppo  # noqa: F401
+        import steppe.algorithms.ppo.ppo
 
         torch.set_num_threads(1)
+    if "service" in sys.argv[1:]:
+        import steppe.control.http.server  # noqa: F401
     for line in sys.stdin:
         order = json.loads(line)
         if "words" in order:

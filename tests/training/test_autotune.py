@@ -16,26 +16,26 @@ pytestmark = pytest.mark.integration
 US = 1e-6
 
 
-def paces(*rows):
+def costs(*rows):
     return [StepCost(envs, collect * US, learn * US, 1.0) for envs, collect, learn in rows]
 
 
 class TestEnvs:
     def test_the_fewest_that_come_near_the_best(self):
-        tried = paces((1, 30, 5), (2, 20, 5), (4, 11.5, 5), (8, 10.2, 5), (16, 10, 5))
-        assert choose_envs(tried, overlap=True).envs == 8  # 4 come to 87 %
+        trial = costs((1, 30, 5), (2, 20, 5), (4, 11.5, 5), (8, 10.2, 5), (16, 10, 5))
+        assert choose_envs(trial, overlap=True).envs == 8  # 4 come to 87 %
 
     def test_a_slow_learner_makes_more_of_them_useless(self):
-        tried = paces((1, 30, 40), (2, 20, 40), (4, 10, 40))
-        assert choose_envs(tried, overlap=True).envs == 1
+        trial = costs((1, 30, 40), (2, 20, 40), (4, 10, 40))
+        assert choose_envs(trial, overlap=True).envs == 1
 
     def test_copies_that_sleep_one_after_the_other_bring_nothing(self):
-        tried = paces((1, 10_010, 10), (2, 10_008, 10), (4, 10_007, 10), (8, 10_006, 10))
-        assert choose_envs(tried, overlap=True).envs == 1
+        trial = costs((1, 10_010, 10), (2, 10_008, 10), (4, 10_007, 10), (8, 10_006, 10))
+        assert choose_envs(trial, overlap=True).envs == 1
 
     def test_taking_turns_both_count(self):
-        tried = paces((1, 30, 40), (2, 10, 40), (4, 8, 40))
-        assert choose_envs(tried, overlap=False).envs == 2
+        trial = costs((1, 30, 40), (2, 10, 40), (4, 8, 40))
+        assert choose_envs(trial, overlap=False).envs == 2
 
 
 class TestActors:

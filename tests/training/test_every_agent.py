@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steppe import DistributedAgent, DistributedEnvironment, EnvConfig, UsageError
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 
 pytestmark = pytest.mark.integration
 

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
+from steppe.compose.main_loop import MainLoop
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, RunNotFound
 from steppe.records.checkpoints import Checkpoints, load_weights
 from steppe.records.run_directory import RunDirectory
 from steppe.training.resume import resume
-from steppe.training.train import MainLoop, run_experiment
+from steppe.training.train import run_experiment
 
 pytestmark = pytest.mark.integration
 

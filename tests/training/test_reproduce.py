@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from steppe.compose.environment import DistributedEnvironment
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import DamagedFile, EnvironmentFault, RunNotFound
 from steppe.core.io import codec
-from steppe.training.composition.environment import DistributedEnvironment
 from steppe.training.reproduce import reproduce
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
@@ -116,7 +116,7 @@ def test_a_run_elsewhere_is_named_by_its_path(tmp_path):
 
 def test_workers_of_an_environment_keep_nothing():
     """Their directory goes with them, so nobody is sent there."""
-    from steppe.training.composition.agent import DistributedAgent
+    from steppe.compose.agent import DistributedAgent
 
     environment = DistributedEnvironment("tests.support.broken_envs:Unlucky", 1, runtime="inline", seed=3)
     agent = DistributedAgent("ppo", config={"hidden": (8,)}).bind(environment)

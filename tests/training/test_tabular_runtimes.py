@@ -199,7 +199,7 @@ def test_a_killed_process_is_replaced_and_its_loss_told(tmp_path, monkeypatch):
     assert runtime.result.actor_restarts == 1
     restart = next(event for event in told if event.kind == "restart")
     assert "was killed by SIGKILL" in restart.details["message"]
-    assert any(event.kind == "warning" and "taken anew" in event.details["message"] for event in told)
+    assert any(event.kind == "warning" and "taken again" in event.details["message"] for event in told)
     np.testing.assert_allclose(runtime.q_table[3, 1], 1.0, atol=0.05)
 
 

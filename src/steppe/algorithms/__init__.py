@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from steppe.core.algorithms import AgentConfig, agent_class
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import agent_class
 
 if TYPE_CHECKING:
     from steppe.algorithms.a2c.a2c import A2C

@@ -9,7 +9,24 @@ from typing import Annotated
 
 import typer
 
-from steppe.cli.commands import bench, ctl, doctor, info, kafka, params, recovery, role, runs, serve, train, warm
+from steppe.cli.commands import (
+    bench,
+    ctl,
+    doctor,
+    export,
+    groups,
+    info,
+    kafka,
+    params,
+    recovery,
+    report,
+    role,
+    runs,
+    serve,
+    train,
+    verify,
+    warm,
+)
 from steppe.cli.options import FieldHelp
 from steppe.core.contracts.errors import SteppeError
 
@@ -25,7 +42,7 @@ app = typer.Typer(
 )
 config = typer.Typer(help="Show the configuration of a run.", rich_markup_mode=None, no_args_is_help=True)
 
-app.command(cls=FieldHelp)(train.train)
+app.command(cls=FieldHelp)(groups.with_seeds(train.train))
 app.command()(recovery.resume)
 app.command()(recovery.checkpoints)
 app.command()(recovery.rerun)
@@ -35,6 +52,9 @@ app.command("eval")(runs.evaluate)
 app.command("runs")(runs.list_all)
 app.command()(runs.watch)
 app.command()(runs.stop)
+app.command()(report.report)
+app.command()(verify.verify)
+app.command()(export.export)
 app.command()(info.algos)
 app.command()(info.envs)
 app.add_typer(config, name="config")

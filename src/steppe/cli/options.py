@@ -35,7 +35,7 @@ class FieldHelp(TyperCommand):
     """Command whose flags take their help from the configuration's fields when the help is shown."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from steppe.core.algorithms import FrozenConfig
+        from steppe.core.config.fields import FrozenConfig
         from steppe.core.config.run import FlowConfig, RunConfig
 
         for parameter in self.params:

@@ -1,1 +1,1 @@
-"""The composition API on top of training: asynchronous loops, ensembles, clusters."""
+"""The composition API on top of training: agent, environment, loops, ensembles, clusters."""

@@ -9,16 +9,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.config_merge import PARAMETER_SERVER_SETTINGS
+from steppe.compose.environment import DistributedEnvironment
+from steppe.compose.main_loop import MainLoop
+from steppe.compose.parameter_server import server_settings
+from steppe.core.config.fields import MAX_SETTING
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.algorithm import Agent
 from steppe.core.contracts.components import ParameterSource, ReplayComponent
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.system.typecheck import typechecked
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.config_merge import MAX_SETTING, PARAMETER_SERVER_SETTINGS
-from steppe.training.composition.environment import DistributedEnvironment
-from steppe.training.composition.parameter_server import server_settings
-from steppe.training.train import Callback, MainLoop
+from steppe.training.train import Callback
 
 
 @typechecked
@@ -47,7 +49,7 @@ class AsyncMainLoop(MainLoop):
         super().__init__(environment, replay_buffer, agent, param_server, config)
         if self._manual_run is not None:
             raise ConfigError(
-                "AsyncMainLoop builds its parts again in every worker, so they must be of the house: use MainLoop for your own"
+                "AsyncMainLoop builds its parts again in every worker, so they must be built-in: use MainLoop for your own"
             )
 
     def run_async_training(self, total_steps: int = 1_000_000, *, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -58,11 +60,11 @@ class AsyncMainLoop(MainLoop):
         result.raise_for_fault()
         return {**result.summary, "message": result.message, "path": str(result.path)}
 
-    def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
+    def _decided_settings(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
         runtime = {} if "runtime" in environment.decided else {"runtime": self._runtime(environment)}
         found: dict[str, Mapping[str, Any]] = {
             "loop": PARAMETER_SERVER_SETTINGS | {"actors": self.num_workers},
-            "usual": runtime,
+            "defaults": runtime,
         }
         return (
             found
@@ -86,18 +88,18 @@ class AsyncAgent(DistributedAgent):
         self.num_workers = num_workers
         self._loop: AsyncMainLoop | None = None
         self._thread: threading.Thread | None = None
-        self._begun, self._stopping = threading.Event(), threading.Event()
+        self._started, self._stopping = threading.Event(), threading.Event()
         self._outcome: dict[str, Any] | BaseException = {}
 
     def start_async_training(self) -> None:
         """Start the training and return at once; every start creates a new run."""
         if self._thread is not None:
             raise UsageError("this agent is being trained already: stop_async_training first")
-        if not isinstance(self._world, DistributedEnvironment):
+        if not isinstance(self._environment, DistributedEnvironment):
             raise UsageError("training needs a DistributedEnvironment to act in: bind(environment) first")
-        config = {"runtime": "processes"} if self._world.runtime is None else {}
-        self._loop = AsyncMainLoop(self._world, None, self, None, self.num_workers, config=config)
-        self._begun.clear()
+        config = {"runtime": "processes"} if self._environment.runtime is None else {}
+        self._loop = AsyncMainLoop(self._environment, None, self, None, self.num_workers, config=config)
+        self._started.clear()
         self._stopping.clear()
         self._thread = threading.Thread(target=self._train, args=(self._loop,), name="steppe-async-agent")
         self._thread.start()

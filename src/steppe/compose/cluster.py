@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 
 import numpy as np
 
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.environment import DistributedEnvironment
+from steppe.compose.main_loop import MainLoop
 from steppe.core.config.cluster import ClusterConfig, read_cluster
 from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
 from steppe.core.contracts.algorithm import trainable_entries
@@ -24,9 +27,6 @@ from steppe.params.from_cluster import AdamSettings, build_parameter_server
 from steppe.params.rpc.protocol import TOKEN_VARIABLE, Tls
 from steppe.params.server import ParameterServer
 from steppe.records.run_directory import RunDirectory
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.environment import DistributedEnvironment
-from steppe.training.train import MainLoop
 
 if TYPE_CHECKING:
     from steppe.replay.pool import ReplayBufferPool
@@ -63,7 +63,7 @@ class DistributedMainLoop(MainLoop):
         self.cluster = _node_config(cluster_config, node_id)
         if isinstance(param_server, ParameterClient) and param_server.url != self.cluster.url:
             raise ConfigError(
-                f"param_server is a client of {param_server.url}, the cluster meets at {self.cluster.url}"
+                f"param_server is a client of {param_server.url}, the cluster's server is at {self.cluster.url}"
             )
         if param_server is not None and self.cluster.backend != "grpc":
             raise ConfigError(
@@ -90,21 +90,23 @@ class DistributedMainLoop(MainLoop):
         summary = self.run_training(total_episodes)
         events = [record for _, record in RunDirectory.open(summary["path"]).store.read(EVENTS)]
         ends = [record["details"] for record in events if record["kind"] == CLUSTER_END]
-        about = {"node_id": self.cluster.node_id, "rank": self.rank, **(ends[-1] if ends else {})}
-        return {**summary, "cluster": about}
+        details = {"node_id": self.cluster.node_id, "rank": self.rank, **(ends[-1] if ends else {})}
+        return {**summary, "cluster": details}
 
     def synchronize_with_cluster(self) -> int:
         """Load the cluster's parameters between runs, and return their version.
 
         From the second call on, push first what the agent has learned since the last call.
         """
-        from steppe.roles.cluster.node import ClusterNode as Joined
+        from steppe.roles.cluster.node import ClusterNode as Node
 
         self._require_here("synchronizing by hand")
         self._serve()
         if self._node is None:
             given = self._node_client()
-            self._node = Joined(self.cluster, self.agent.agent, given or self._connect(), lent=given is not None)
+            self._node = Node(
+                self.cluster, self.agent.agent, given or self._connect(), external_client=given is not None
+            )
             self._node.join()
         else:
             self._node.synchronize()
@@ -202,7 +204,7 @@ def _node_config(given: Mapping[str, Any] | ClusterConfig, node_id: str) -> Clus
     values = given.model_dump(exclude_none=True) if isinstance(given, ClusterConfig) else dict(given)
     if values.setdefault("node_id", node_id) != node_id:
         raise ConfigError(
-            f"node_id is {node_id!r}, but {values['node_id']!r} in cluster_config: say it in one place only"
+            f"node_id is {node_id!r}, but {values['node_id']!r} in cluster_config: set it in one place only"
         )
     cluster = read_cluster(values)
     if cluster.backend == "grpc":

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from steppe.compose.agent import DistributedAgent
+from steppe.compose.environment import DistributedEnvironment
 from steppe.core.contracts.errors import ConfigError, UsageError, did_you_mean
 from steppe.core.system import seeding
 from steppe.core.system.typecheck import typechecked
-from steppe.training.composition.agent import DistributedAgent
-from steppe.training.composition.environment import DistributedEnvironment
 
 Steps = Sequence[Mapping[str, Any]]
 REWARD = "reward"
@@ -48,12 +48,12 @@ class MultiAgentLearner:
         for name, steps in experiences.items():
             if not steps:
                 raise UsageError(f"there are no experiences for {name!r} to learn from")
-            drawn = self._draw(name, steps) if self.bootstrap else steps
-            self._metrics[name] = dict(self.agents[name].update_policy(drawn))
+            sample = self._draw(name, steps) if self.bootstrap else steps
+            self._metrics[name] = dict(self.agents[name].update_policy(sample))
         self._rounds += 1
-        seen = [np.asarray(step["obs"]) for steps in experiences.values() for step in steps]
-        split = self.disagreement(np.stack(seen)) if seen else 0.0
-        return {name: {**self._metrics[name], "disagreement": split} for name in experiences}
+        observations = [np.asarray(step["obs"]) for steps in experiences.values() for step in steps]
+        disagreement = self.disagreement(np.stack(observations)) if observations else 0.0
+        return {name: {**self._metrics[name], "disagreement": disagreement} for name in experiences}
 
     def get_best_agent(self, metric: str = REWARD) -> tuple[str, DistributedAgent]:
         """Return the member with the best mean return over ten episodes, or with the best value of another metric.
@@ -63,7 +63,7 @@ class MultiAgentLearner:
         if metric == REWARD:
             scores = {name: float(agent.evaluate_policy(10)["return_mean"]) for name, agent in self.agents.items()}
         else:
-            scores = {name: self._told(told, metric) for name, told in self._metrics.items()}
+            scores = {name: self._metric_value(metrics, metric) for name, metrics in self._metrics.items()}
             if not scores:
                 raise UsageError(f"no member was trained yet, so none has a {metric!r}: call train_agents first")
             if metric.endswith(("loss", "error")):
@@ -116,19 +116,19 @@ class MultiAgentLearner:
         if self.agents[name].config.memory != "rollout":
             return [steps[row] for row in stream.integers(len(steps), size=len(steps))]
         episodes = _episodes(steps)
-        drawn = [episodes[row] for row in stream.integers(len(episodes), size=len(episodes))]
-        return [{**step, "episode": number} for number, episode in enumerate(drawn) for step in episode]
+        sample = [episodes[row] for row in stream.integers(len(episodes), size=len(episodes))]
+        return [{**step, "episode": number} for number, episode in enumerate(sample) for step in episode]
 
     def _require(self, name: str) -> None:
         if name not in self.agents:
             raise ConfigError(f"there is no member {name!r}.{did_you_mean(name, self.agents)}")
 
-    def _told(self, told: Mapping[str, Any], metric: str) -> float:
-        if metric not in told:
+    def _metric_value(self, metrics: Mapping[str, Any], metric: str) -> float:
+        if metric not in metrics:
             raise ConfigError(
-                f"training told no {metric!r}: {', '.join(told)}, or {REWARD}.{did_you_mean(metric, told)}"
+                f"training reported no {metric!r}: {', '.join(metrics)}, or {REWARD}.{did_you_mean(metric, metrics)}"
             )
-        return float(told[metric])
+        return float(metrics[metric])
 
 
 def _combine_votes(votes: np.ndarray, *, continuous: bool) -> np.ndarray:

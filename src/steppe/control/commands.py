@@ -55,7 +55,7 @@ class CommandSender:
     def post(
         self,
         directory: RunDirectory,
-        word: str,
+        kind: str,
         issuer: str,
         expected: int | None,
         *,
@@ -71,11 +71,11 @@ class CommandSender:
         run, database = directory.path.name, self._runs.database
         with self._runs.lock:
             status = directory.store.status()
-            wrong = status.state not in allowed_states if allowed_states else status.state in ENDED and word != SET
-            if wrong:
-                why = f" ({status.reason})" if status.reason else ""
-                raise Conflict(f"{run} is {status.state}{why}: it cannot {word} now")
-            record = new_operation(word, run, issuer, deadline_s=deadline_s, **values)
+            refused = status.state not in allowed_states if allowed_states else status.state in ENDED and kind != SET
+            if refused:
+                reason = f" ({status.reason})" if status.reason else ""
+                raise Conflict(f"{run} is {status.state}{reason}: {kind} is not possible now")
+            record = new_operation(kind, run, issuer, deadline_s=deadline_s, **values)
             with self.sending(directory, record, expected) as command:
                 database.change(run, desired, expected)
                 database.save_operation(record)  # before any process can execute it

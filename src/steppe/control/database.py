@@ -123,20 +123,20 @@ class ControlDatabase:
 
     def requested_states(self) -> dict[str, RequestedState]:
         """Return the requested state of every run that received a request."""
-        wishes = {row[0]: row[1:] for row in self._run("SELECT run, desired, generation FROM wishes")}
+        desired_states = {row[0]: row[1:] for row in self._run("SELECT run, desired, generation FROM wishes")}
         newest = dict(self._run("SELECT run, id FROM (SELECT run, id, MAX(created_s) FROM operations GROUP BY run)"))
-        known = ((run, *wishes.get(run, ("", 1))) for run in {*wishes, *newest})
+        known = ((run, *desired_states.get(run, ("", 1))) for run in {*desired_states, *newest})
         return {run: RequestedState(desired or None, generation, newest.get(run)) for run, desired, generation in known}
 
     def require(self, run: str, expected: int | None) -> None:
         """Raise Stale unless the run's generation is `expected`, if that is given."""
         _, generation = self.desired_state(run)
         if expected is not None and expected != generation:
-            raise Stale(f"{run} is at generation {generation}, not {expected}: look at it again before changing it")
+            raise Stale(f"{run} is at generation {generation}, not {expected}: read it again before changing it")
 
     def change(self, run: str, desired: str | None, expected: int | None) -> int:
         """Accept a change and return the next generation; raises Stale unless the run's generation is `expected`."""
-        with self._alone():
+        with self._transaction():
             self.require(run, expected)
             before, generation = self.desired_state(run)
             values = (run, desired or before or "", generation + 1)
@@ -164,15 +164,15 @@ class ControlDatabase:
 
     def claim_idempotency_key(self, key: str, request: str) -> dict[str, Any] | None:
         """Return the answer that this request got before; None if the caller must execute it now."""
-        with self._alone():
+        with self._transaction():
             rows = self._run("SELECT request, answer FROM answers WHERE key = ?", key)
             if not rows:
                 self._run("INSERT INTO answers VALUES (?, ?, NULL, ?)", key, request, time.time())
                 return None
             if rows[0][0] != request:
-                raise KeyReused("this Idempotency-Key came before with another request: use a new one")
+                raise KeyReused("this Idempotency-Key was used with another request: use a new one")
             if rows[0][1] is None:
-                raise Conflict("the same request is being carried out just now: ask again for its answer")
+                raise Conflict("the same request is in progress: repeat it later to get its response")
             answer: dict[str, Any] = json.loads(rows[0][1])
             return answer
 
@@ -202,7 +202,7 @@ class ControlDatabase:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
         """Read and write atomically, also against other processes (`steppe mcp` in parallel with `steppe serve`)."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from steppe.control.database import KeyReused, Stale
 from steppe.core.contracts.errors import (
     Conflict,
@@ -22,7 +24,7 @@ _STATUS: dict[type[SteppeError], int] = {
 def to_problem(error: SteppeError) -> tuple[int, str, str]:
     """Return status, code and detail of the problem response."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
-    code = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(error).__name__).lstrip("_")
+    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     if status < 500 or isinstance(error, Unreachable):
         return status, code, str(error)[:1_000]
-    return status, code, "something on this machine is not as it should be"
+    return status, code, "internal error: see the log of the service"

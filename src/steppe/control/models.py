@@ -1,6 +1,6 @@
-"""What goes in and out through the doors: requests that a stranger may make, and what they are told.
+"""Request and response models of the API.
 
-A RunRequest is a RunConfig without what belongs to the machine: paths, devices, modules, addresses.
+A RunRequest has the fields of a RunConfig, except those that concern this machine: paths, devices, modules, addresses.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
-from steppe.core.algorithms import FrozenConfig
+from steppe.core.config.fields import FrozenConfig
 from steppe.core.config.run import CheckpointConfig, EnvConfig, EvalConfig, FlowConfig, RunConfig
 from steppe.core.config.runtime_table import RUNTIMES
 
-# What a request may say, by name: a new field of the configuration is closed to strangers until it is let in here.
+# Configuration fields that a request may set. A new field is not accepted until it is listed here.
 ALLOWED_FIELDS: dict[type[FrozenConfig], tuple[str, ...]] = {
     RunConfig: ("mode", "actors", "envs", "steps", "episodes", "seed", "target_return", "restarts"),
     EnvConfig: (
@@ -48,17 +48,21 @@ def _allowed_fields(kind: type[FrozenConfig]) -> dict[str, Any]:
     return {name: (kind.model_fields[name].annotation, kind.model_fields[name]) for name in ALLOWED_FIELDS[kind]}
 
 
-def _make_section(name: str, kind: type[FrozenConfig], more: Mapping[str, Any] | None = None) -> type[BaseModel]:
-    fields = {**_allowed_fields(kind), **(more or {})}
-    made: type[BaseModel] = create_model(name, __base__=FrozenConfig, __doc__=kind.__doc__, **fields)
-    return made
+def _make_section(name: str, kind: type[FrozenConfig], extra: Mapping[str, Any] | None = None) -> type[BaseModel]:
+    fields = {**_allowed_fields(kind), **(extra or {})}
+    model: type[BaseModel] = create_model(name, __base__=FrozenConfig, __doc__=kind.__doc__, **fields)
+    return model
 
 
 Argument = Scalar | list[float] | list[str]
 _KWARGS: dict[str, Any] = {
     "kwargs": (
         dict[str, Argument],
-        Field({}, max_length=30, description="Arguments of the environment's constructor: numbers and plain words."),
+        Field(
+            {},
+            max_length=30,
+            description="Keyword arguments for the environment's constructor: numbers, strings, or lists of them.",
+        ),
     )
 }
 _SECTIONS = {
@@ -71,7 +75,7 @@ _SECTIONS = {
 if TYPE_CHECKING:
 
     class RunRequest(BaseModel):
-        """Made below from the fields of RunConfig."""
+        """Created below from the fields of RunConfig."""
 
         env: str
         start: bool
@@ -79,27 +83,27 @@ else:
     RunRequest = create_model(
         "RunRequest",
         __base__=FrozenConfig,
-        __doc__="One experiment. Environment and algorithm are names from the lists that the service gives.",
+        __doc__="Configuration of a new run. list_environments and list_algorithms return the accepted names.",
         **{
             **_allowed_fields(RunConfig),
-            "env": (str, Field(max_length=200, description="An id from the list of environments.")),
-            "algo": (str, Field("ppo", max_length=100, description="A name from the list of algorithms.")),
+            "env": (str, Field(max_length=200, description="Id of an environment, as in list_environments.")),
+            "algo": (str, Field("ppo", max_length=100, description="Name of an algorithm, as in list_algorithms.")),
             "name": (
                 str | None,
-                Field(None, pattern=RUN_ID, description="Name of the run, which is its id; one is made if absent."),
+                Field(None, pattern=RUN_ID, description="Name of the run, which is also its id. Default: generated."),
             ),
             "runtime": (
                 Literal[*RUNTIMES] | None,
                 Field(
                     None,
-                    description=f"Where the roles run: {', '.join(RUNTIMES)}; `runtimes` of the version says which of them this service has. "
-                    "If absent, kafka where the service has brokers (but for mode workers) and else processes.",
+                    description=f"Where the roles run: {', '.join(RUNTIMES)}; get_version lists those that are available. "
+                    "Default: kafka if the service has brokers and the mode is not workers, otherwise processes.",
                 ),
             ),
-            "start": (bool, Field(True, description="Start it at once.")),
+            "start": (bool, Field(True, description="Start the run immediately.")),
             "agent": (
                 dict[str, Scalar],
-                Field({}, max_length=100, description="Hyperparameters by name, as the algorithm's list has them."),
+                Field({}, max_length=100, description="Hyperparameters by name, as in list_algorithms."),
             ),
             **{name: (kind, Field(kind(), description=kind.__doc__)) for name, kind in _SECTIONS.items()},
         },
@@ -107,7 +111,7 @@ else:
 
 
 def to_settings(request: RunRequest) -> dict[str, Any]:
-    """The flat dotted keys that a request decides."""
+    """Return the configuration keys that a request sets, flat and dotted."""
     flat: dict[str, Any] = {}
     for key, value in request.model_dump(exclude_unset=True).items():
         if key == "start":
@@ -118,33 +122,31 @@ def to_settings(request: RunRequest) -> dict[str, Any]:
 
 
 class ResponseModel(BaseModel):
-    """What every answer is: complete, and nothing else in it."""
+    """Base class of responses: no fields other than the declared ones."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
 
 
 class FieldError(ResponseModel):
-    """What is wrong with one field."""
+    """A validation error of one field."""
 
     field: str
     detail: str
 
 
 class Problem(ResponseModel):
-    """An error as RFC 9457 has it; `code` is a short word for machines."""
+    """An error as defined by RFC 9457; `code` is a machine-readable identifier."""
 
     type: str
     title: str
     status: int
     detail: str
     code: str
-    errors: list[FieldError] = Field(
-        [], description="Of a request that is not valid, everything that is wrong with it."
-    )
+    errors: list[FieldError] = Field([], description="All validation errors of an invalid request.")
 
 
 class RunProgress(ResponseModel):
-    """How far a run is; null is what is not known yet."""
+    """Progress of a run; values that are not known yet are null."""
 
     env_steps: int = 0
     total_steps: int | None = None
@@ -157,40 +159,40 @@ class RunProgress(ResponseModel):
 
 
 class Run(ResponseModel):
-    """A run: what is wanted of it beside what is seen of it."""
+    """A run: its desired and its observed state."""
 
     id: str
     state: State
     reason: str | None
     message: str | None
     desired: Literal["waiting", "running", "paused", "stopped"]
-    generation: int = Field(description="Grows with every accepted change; for If-Match.")
+    generation: int = Field(description="Increases with every accepted change; use it in If-Match.")
     env: str
     algo: str
     created_s: float
     started_s: float | None = None
     heartbeat_s: float | None = None
-    operation: str | None = Field(None, description="The newest operation on this run.")
+    operation: str | None = Field(None, description="Id of the newest operation on this run.")
     progress: RunProgress
-    damage: str | None = Field(None, description="What of the run cannot be read, if anything.")
+    damage: str | None = Field(None, description="What part of the run cannot be read, if any.")
 
 
 class RunDetail(Run):
-    """A run with its configuration, and where each value came from."""
+    """A run with its configuration and the source of each value."""
 
     config: dict[str, JsonValue]
     sources: dict[str, str]
 
 
 class Runs(ResponseModel):
-    """Newest first; `next` is the cursor to ask with for the rest, null when that was all."""
+    """Runs, newest first; `next` is the cursor of the next page, null on the last page."""
 
     runs: list[Run]
     next: str | None = None
 
 
 class Operation(ResponseModel):
-    """A change under way: it has succeeded when whoever carries it out has said so."""
+    """A requested change. It has succeeded once the run or the cluster has confirmed it."""
 
     id: str
     kind: str
@@ -201,24 +203,24 @@ class Operation(ResponseModel):
     created_s: float
     finished_s: float | None = None
     settled_by: Literal["run", "cluster"] = Field(
-        "run", description="Who shows that it is done: the run, in its reports, or the cluster, in its pods."
+        "run", description="What confirms the outcome: the run, by its reports, or the cluster, by its pods."
     )
     details: dict[str, JsonValue] = {}
 
 
 class Operations(ResponseModel):
-    """Newest first."""
+    """Operations, newest first."""
 
     operations: list[Operation]
-    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
+    next: str | None = Field(None, description="Cursor of the next page; null on the last page.")
 
 
 class ActorState(ResponseModel):
-    """One actor as it last reported."""
+    """The last reported state of one actor."""
 
     actor: int
     state: str
-    epoch: int = Field(description="How often it has been started again.")
+    epoch: int = Field(description="Number of restarts.")
     version: int
     env_steps: int
     report_age_s: float
@@ -226,16 +228,16 @@ class ActorState(ResponseModel):
 
 
 class Actors(ResponseModel):
-    """Wanted and seen."""
+    """Desired and observed actors of a run."""
 
     desired: int
     ready: int
-    most: int = Field(description="How many there is room for; 0 where the number cannot change while the run goes on.")
+    most: int = Field(description="Maximum number of actors; 0 if it cannot change during the run.")
     actors: list[ActorState]
 
 
 class LearnerStatus(ResponseModel):
-    """Wanted and seen."""
+    """Desired and observed learner of a run."""
 
     desired: Literal[0, 1]
     ready: Literal[0, 1]
@@ -244,27 +246,27 @@ class LearnerStatus(ResponseModel):
 
 
 class ActorCount(FrozenConfig):
-    """How many actors are wanted."""
+    """Desired number of actors."""
 
     actors: Annotated[int, Field(ge=0, le=1_000)]
 
 
 class LearnerCount(FrozenConfig):
-    """0 stops the run with a checkpoint, 1 lets it go on from there."""
+    """0 stops the run with a checkpoint, 1 resumes it from there."""
 
     learner: Literal[0, 1]
 
 
 class Hyperparameter(ResponseModel):
-    """One setting of the algorithm: its range, its value, and when a change of it takes effect."""
+    """A hyperparameter: its range, its value, and when a change takes effect."""
 
     name: str
     description: str
     schema_: dict[str, JsonValue] = Field(alias="schema", description="JSON Schema with the range.")
     value: JsonValue
     effect: Literal["live", "restart", "fixed"] = Field(
-        description="A change takes effect with the next update, on restart (when the run is stopped and started again), "
-        "or never in this run."
+        description="When a change takes effect: live, with the next update; restart, when the run is stopped and started "
+        "again; fixed, never in this run."
     )
 
 
@@ -274,7 +276,7 @@ class Hyperparameters(ResponseModel):
 
 
 class HyperparameterChange(FrozenConfig):
-    """New values by name. With `dry_run` nothing changes, and the answer says what would."""
+    """New values by name. With `dry_run`, the response shows their effects and nothing changes."""
 
     values: dict[str, Scalar] = Field(min_length=1, max_length=100)
     dry_run: bool = False
@@ -288,30 +290,30 @@ class Effect(ResponseModel):
 
 
 class Effects(ResponseModel):
-    """What a change does; `operation` is null for a dry run."""
+    """Effects of a change; `operation` is null for a dry run."""
 
     effects: list[Effect]
     operation: Operation | None
 
 
 class Series(ResponseModel):
-    """Points [env_steps, time_s, value], oldest first; null is a value that was not finite."""
+    """Points [env_steps, time_s, value], oldest first; values that are not finite are null."""
 
     name: str
     points: list[tuple[int, float, float | None]]
-    total: int = Field(description="Points there are since the cursor, before downsampling.")
+    total: int = Field(description="Number of points since the cursor, before downsampling.")
 
 
 class Metrics(ResponseModel):
-    """`next` is the cursor to ask with for what comes after."""
+    """Curves of a run; `next` is the cursor for later points."""
 
     series: list[Series]
-    names: list[str] = Field(description="Every series that the run has.")
+    names: list[str] = Field(description="Names of all series of the run.")
     next: int
 
 
 class Logs(ResponseModel):
-    """Whole lines of one role's output; `next` is the cursor to ask with for what comes after. Untrusted text."""
+    """Complete lines of one role's output; `next` is the cursor for later lines. The text is untrusted."""
 
     source: str | None
     sources: list[str]
@@ -346,10 +348,10 @@ class CheckpointState(ResponseModel):
 
 class CheckpointList(ResponseModel):
     checkpoints: list[CheckpointState]
-    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
+    next: str | None = Field(None, description="Cursor of the next page; null on the last page.")
 
 
-class Judgement(ResponseModel):
+class EvaluationResult(ResponseModel):
     number: int
     time_s: float
     version: int
@@ -359,11 +361,11 @@ class Judgement(ResponseModel):
     return_std: float | None
     reached: bool
     final: bool
-    recording: str | None = Field(None, description="Name of the film of one episode, where one was kept.")
+    recording: str | None = Field(None, description="Name of the video of one episode, if one was recorded.")
 
 
 class Evaluations(ResponseModel):
-    evaluations: list[Judgement]
+    evaluations: list[EvaluationResult]
     next: int
 
 
@@ -372,12 +374,12 @@ class Environment(ResponseModel):
     max_episode_steps: int | None
     solved_at: float | None
     native_vector: bool
-    needs: str | None = Field(description="A package that is missing on this machine.")
+    needs: str | None = Field(description="The package that it needs and that is not installed here.")
 
 
 class Environments(ResponseModel):
     environments: list[Environment]
-    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
+    next: str | None = Field(None, description="Cursor of the next page; null on the last page.")
 
 
 class Algorithm(ResponseModel):
@@ -390,26 +392,26 @@ class Algorithm(ResponseModel):
 
 class Algorithms(ResponseModel):
     algorithms: list[Algorithm]
-    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
+    next: str | None = Field(None, description="Cursor of the next page; null on the last page.")
 
 
-class Finding(ResponseModel):
-    """What holds a run back, in one sentence, and the numbers that were measured: shares of time, cores, actors."""
+class RunDiagnosis(ResponseModel):
+    """The bottleneck of a run in one sentence, and the measured numbers: shares of time, cores, actors."""
 
-    window_s: float | None = Field(description="How far back it was measured; null for the whole run.")
-    window: str = Field(description="The same in words.")
+    window_s: float | None = Field(description="Length of the measured period; null for the whole run.")
+    window: str = Field(description="The measured period in words.")
     rule: str
     sentence: str
     numbers: dict[str, float]
-    shares: dict[str, dict[str, float]] = Field(description="Role → phase → its part of the role's time.")
-    lags: dict[str, int] = Field(description="Versions that a segment was behind when learned from → segments.")
+    shares: dict[str, dict[str, float]] = Field(description="Role → phase → share of the role's time.")
+    lags: dict[str, int] = Field(description="Policy lag in versions → number of segments.")
 
 
 class Version(ResponseModel):
     version: str
     api: str
     broker: str
-    runtimes: list[str] = Field(description="Where roles can live here.")
+    runtimes: list[str] = Field(description="Runtimes that are available here.")
 
 
 class Health(ResponseModel):
@@ -428,4 +430,4 @@ class AuditEntry(ResponseModel):
 
 class Audit(ResponseModel):
     entries: list[AuditEntry]
-    next: str | None = Field(None, description="The cursor for the rest; null when that was all.")
+    next: str | None = Field(None, description="Cursor of the next page; null on the last page.")

@@ -21,16 +21,16 @@ READY_S = 6.0  # an actor whose last report is at most this old is ready
 def refresh_operation(record: Record, run: RunDirectory) -> Record:
     """Return the operation in its current state."""
     status = run.store.status()
-    verdict = _OUTCOME_CHECKS.get(record["kind"], _acknowledged_outcome)(record, run, status)
-    rests = record["kind"] == SET and status.state == PAUSED  # paused workers apply values with the next weights
+    outcome = _OUTCOME_CHECKS.get(record["kind"], _acknowledged_outcome)(record, run, status)
+    no_deadline = record["kind"] == SET and status.state == PAUSED  # paused workers apply values with the next weights
     deadline_s = record["details"].get("deadline_s", DEADLINE_S)
-    if verdict is None and not rests and time.time() - record["created_s"] > deadline_s:
+    if outcome is None and not no_deadline and time.time() - record["created_s"] > deadline_s:
         if record["kind"] in ("stop", "kill"):
             return _kill_overdue(record, status)
-        verdict = "failed", f"nobody has carried it out within {deadline_s:g} s"
-    if verdict is None:
+        outcome = "failed", f"not confirmed within {deadline_s:g} s"
+    if outcome is None:
         return record
-    state, message = verdict
+    state, message = outcome
     return record | {"state": state, "message": message, "finished_s": time.time()}
 
 
@@ -50,24 +50,24 @@ def _stop_outcome(record: Record, run: RunDirectory, status: Status) -> Operatio
         if status.state == LOST:
             run.store.set_status(STOPPED, "killed", f"killed by {record['issuer']}")
             process_host.remove_stale_shared_memory()
-        return "succeeded", "it did not stop in time and was killed" if record["kind"] == "stop" else None
+        return "succeeded", "the run did not stop in time and was killed" if record["kind"] == "stop" else None
     return "succeeded", None
 
 
 def _pause_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
-    wanted = PAUSED if record["kind"] == "pause" else RUNNING
-    if status.state == wanted:
+    requested = PAUSED if record["kind"] == "pause" else RUNNING
+    if status.state == requested:
         return _acknowledged_outcome(record, run, status)
     return _ended_outcome(status)
 
 
 def _scale_outcome(record: Record, run: RunDirectory, status: Status) -> OperationOutcome:
-    heard = _acknowledged_outcome(record, run, status)
-    if heard is None or heard[0] == "failed":
-        return heard
+    acknowledged = _acknowledged_outcome(record, run, status)
+    if acknowledged is None or acknowledged[0] == "failed":
+        return acknowledged
     later = run.store.read(COMMANDS, record["details"].get("number", 0))
     if any(command.get("command") == SCALE for _, command in later):
-        return "failed", "another number was asked for before this one was reached"
+        return "failed", "another number was requested before this one was reached"
     if _has_ended(status):
         return _ended_outcome(status)
     ready = ready_actors(run)
@@ -80,7 +80,7 @@ def _acknowledged_outcome(record: Record, run: RunDirectory, status: Status) -> 
         details = event.get("details", {})
         if event.get("kind") == "command" and details.get("id") == record["id"]:
             if not details.get("obeyed"):
-                return "failed", details.get("message") or "the run refused it"
+                return "failed", details.get("message") or "the run refused the command"
             return "succeeded", _set_message(details)
     if record["kind"] == SET and (_has_ended(status) or status.state == PENDING):
         return "succeeded", "takes effect on restart"
@@ -94,15 +94,15 @@ def _set_message(details: Record) -> str | None:
     if not details.get("live"):
         return "takes effect on restart"
     rest = f"; {', '.join(later)} on restart" if later else ""
-    return f"taken over at version {details.get('version')}{rest}"
+    return f"in effect from version {details.get('version')}{rest}"
 
 
 def _ended_outcome(status: Status) -> OperationOutcome:
-    return ("failed", f"the run ended {status.state} before") if _has_ended(status) else None
+    return ("failed", f"the run ended first: {status.state}") if _has_ended(status) else None
 
 
 def _has_ended(status: Status) -> bool:
-    """Return whether the run is over. A silent process may only lack CPU time: the deadline decides about it."""
+    """Return whether the run is over. A process without heartbeats may only lack CPU time: the deadline decides."""
     return status.state in ENDED and status.reason != HEARTBEAT_EXPIRED
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from steppe.core.contracts.errors import UsageError
 
 Item = TypeVar("Item")
-STALE_CURSOR = "what the cursor names is not in the list any more: begin again without one"
+STALE_CURSOR = "the item that the cursor names is no longer in the list: start again without a cursor"
 
 
 def paginate(
@@ -20,9 +20,8 @@ def paginate(
     """
     begin = 0
     if after is not None:
-        places = [place for place, item in enumerate(items) if name(item) == after]
-        if not places:
+        begin = 1 + next((index for index, item in enumerate(items) if name(item) == after), -1)
+        if not begin:
             raise UsageError(STALE_CURSOR)
-        begin = places[0] + 1
     page = list(items[begin:] if limit is None else items[begin : begin + limit])
     return page, name(page[-1]) if page and begin + len(page) < len(items) else None

@@ -10,14 +10,14 @@ from steppe.core.contracts.errors import SteppeError
 
 
 class PeriodicTask:
-    """Runs all of `works` every `every_s` seconds, between `start` and `stop`."""
+    """Runs all `tasks` every `every_s` seconds, between `start` and `stop`."""
 
     required_for_readiness = False  # whether the service is not ready while this fails
 
-    def __init__(self, name: str, every_s: float, *works: Callable[[], None]) -> None:
+    def __init__(self, name: str, every_s: float, *tasks: Callable[[], None]) -> None:
         self.failures = 0
-        self.trouble: str | None = None  # why a task failed in the last round; None if none did
-        self._every_s, self._tasks = every_s, works
+        self.last_error: str | None = None  # of the tasks of the last round; None if none failed
+        self._every_s, self._tasks = every_s, tasks
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
@@ -32,18 +32,18 @@ class PeriodicTask:
 
     def _loop(self) -> None:
         while not self._ended.wait(self._every_s):
-            troubles = [self._try_task(work) for work in self._tasks]
-            self.trouble = next((trouble for trouble in troubles if trouble is not None), None)
+            errors = [self._try_task(task) for task in self._tasks]
+            self.last_error = next((error for error in errors if error is not None), None)
 
-    def _try_task(self, work: Callable[[], None]) -> str | None:
+    def _try_task(self, task: Callable[[], None]) -> str | None:
         """Run one task and return its error, if any. A failure must not stop the other tasks; it is retried."""
         try:
-            work()
+            task()
         except (SteppeError, OSError, ValueError, KeyError) as error:
             self.failures += 1
             return str(error) or type(error).__name__
         except Exception as error:
             self.failures += 1
-            logging.getLogger("steppe.service").exception("%s failed; it is tried again", self._thread.name)
+            logging.getLogger("steppe.service").exception("%s failed; it will be retried", self._thread.name)
             return type(error).__name__
         return None

@@ -13,7 +13,8 @@ import msgspec
 from steppe.control import models
 from steppe.control.database import RequestedState
 from steppe.control.operations import READY_S
-from steppe.core.algorithms import ALGORITHMS, AgentConfig
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import RunConfig
 from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.reports import ActorReport
@@ -27,7 +28,7 @@ from steppe.records.view import DIAGNOSIS_S, ENDED, RunView, time_shares_of
 _TEXT = 2_000  # maximum characters of untrusted text in a response
 
 
-def present_run(info: RunInfo, view: RunView | None, asked: RequestedState) -> models.Run:
+def present_run(info: RunInfo, view: RunView | None, requested: RequestedState) -> models.Run:
     """Return one entry of the run list."""
     status = info.status if view is None else view.status
     return models.Run(
@@ -35,36 +36,38 @@ def present_run(info: RunInfo, view: RunView | None, asked: RequestedState) -> m
         state=status.state,
         reason=status.reason,
         message=_truncate(status.message),
-        desired=_desired_state(status.state, status.pid, asked.desired),
-        generation=asked.generation,
+        desired=_desired_state(status.state, status.pid, requested.desired),
+        generation=requested.generation,
         env=info.env,
         algo=info.algo,
         created_s=info.created_s,
         started_s=status.started_s,
         heartbeat_s=status.heartbeat_s,
-        operation=asked.operation,
+        operation=requested.operation,
         progress=_present_progress(view) if view is not None else _progress_from_summary(info),
         damage=info.damage,
     )
 
 
-def _desired_state(state: str, pid: int | None, wish: str | None) -> Literal["waiting", "running", "paused", "stopped"]:
+def _desired_state(
+    state: str, pid: int | None, requested: str | None
+) -> Literal["waiting", "running", "paused", "stopped"]:
     if state in ENDED:
-        return "stopped" if wish != "running" or state != "LOST" else "running"
+        return "stopped" if requested != "running" or state != "LOST" else "running"
     if state == PENDING and pid in (None, NO_OWNER):
         return "waiting"
-    return wish or ("paused" if state == PAUSED else "running")  # type: ignore[return-value]
+    return requested or ("paused" if state == PAUSED else "running")  # type: ignore[return-value]
 
 
 def _present_progress(view: RunView) -> models.RunProgress:
-    judged = view.last_evaluation
+    evaluation = view.last_evaluation
     return models.RunProgress(
         env_steps=view.env_steps,
         total_steps=view.total_steps,
         updates=view.updates,
         version=view.version,
         train_return_mean=finite_or_none(view.train_return_mean),
-        eval_return_mean=finite_or_none(judged.return_mean) if judged else None,
+        eval_return_mean=finite_or_none(evaluation.return_mean) if evaluation else None,
         steps_per_s=finite_or_none(view.recent_steps_per_s),
         episodes=view.episodes,
     )
@@ -93,7 +96,7 @@ def present_actors(view: RunView) -> models.Actors:
     commands = view.directory.store.read(COMMANDS)
     scaled = [command["actors"] for _, command in commands if command.get("command") == SCALE]
     desired = scaled[-1] if scaled else view.config.actors
-    told = [
+    actors = [
         models.ActorState(
             actor=report.actor,
             state="ended" if view.ended else _actor_state(report, desired, now),
@@ -105,12 +108,12 @@ def present_actors(view: RunView) -> models.Actors:
         )
         for report in view.actors.values()
     ]
-    ready = sum(actor.state == "running" for actor in told)
+    ready = sum(actor.state == "running" for actor in actors)
     return models.Actors(
         desired=0 if view.ended else desired,
         ready=0 if view.ended else ready,
         most=max_scalable_actors(view.config),
-        actors=told,
+        actors=actors,
     )
 
 
@@ -169,8 +172,8 @@ def present_effects(before: Mapping[str, Any], after: Mapping[str, Any], live: I
 
 def measured_numbers(measured: TimeShares) -> dict[str, float]:
     """Return the measured numbers that a diagnosis is based on."""
-    told = {name: value for name, value in asdict(measured).items() if isinstance(value, int | float)}
-    return {name: round(float(value), 4) for name, value in told.items() if not isinstance(told[name], bool)}
+    numbers = {name: value for name, value in asdict(measured).items() if isinstance(value, int | float)}
+    return {name: round(float(value), 4) for name, value in numbers.items() if not isinstance(value, bool)}
 
 
 def present_event(number: int, record: Mapping[str, Any]) -> models.Event:
@@ -199,8 +202,8 @@ def present_checkpoint(info: CheckpointInfo) -> models.CheckpointState:
     )
 
 
-def present_evaluation(number: int, record: Mapping[str, Any]) -> models.Judgement:
-    return models.Judgement(
+def present_evaluation(number: int, record: Mapping[str, Any]) -> models.EvaluationResult:
+    return models.EvaluationResult(
         number=number,
         time_s=record["time_s"],
         version=record["version"],
@@ -214,12 +217,12 @@ def present_evaluation(number: int, record: Mapping[str, Any]) -> models.Judgeme
     )
 
 
-def present_diagnosis(view: RunView, *, whole_life: bool) -> models.Finding:
+def present_diagnosis(view: RunView, *, whole_life: bool) -> models.RunDiagnosis:
     spent = view.totals if whole_life else view.lately
     measured = measure_time_shares(view, spent)
     found = diagnose(measured)
     lags = spent.lags
-    return models.Finding(
+    return models.RunDiagnosis(
         window_s=None if whole_life else DIAGNOSIS_S,
         window="the whole run" if whole_life else f"the last {DIAGNOSIS_S:g} s",
         rule=found.rule,

@@ -39,8 +39,8 @@ def start_run_process(directory: RunDirectory, kafka: KafkaConfig | None = None)
     finally:
         directory.release()
     assert process.stdin is not None
-    told = {"path": str(directory.path.resolve()), "commands_after": earlier, "kafka": brokers}
-    process.stdin.write(json.dumps(told).encode())
+    request = {"path": str(directory.path.resolve()), "commands_after": earlier, "kafka": brokers}
+    process.stdin.write(json.dumps(request).encode())
     process.stdin.close()
     return process
 
@@ -90,8 +90,8 @@ def kill_run_processes(status: Status) -> None:
     if not status.pid or not (status.state in LIVE or status.state == PENDING):
         return
     try:
-        leads = os.getpgid(status.pid) == status.pid  # true for runs that were started here
-        (os.killpg if leads else os.kill)(status.pid, signal.SIGKILL)
+        is_group_leader = os.getpgid(status.pid) == status.pid  # true for runs that were started here
+        (os.killpg if is_group_leader else os.kill)(status.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
 
@@ -103,24 +103,24 @@ def remove_stale_shared_memory() -> None:
 
 
 def main() -> None:
-    """Run the run that the parent names on standard input to its end."""
-    order = sys.stdin.buffer.read()
-    if not order:
+    """Train the run that the parent process names on standard input until it ends."""
+    text = sys.stdin.buffer.read()
+    if not text:
         sys.exit(1)  # the service died before it sent the request
-    told = json.loads(order)
+    request = json.loads(text)
     sys.path.append(os.getcwd())  # modules that the service allows may be there
-    directory = RunDirectory(Path(told["path"]))
-    with directory.store.heartbeats():  # before the imports: they take long on a busy machine
-        result = _train(directory, told)
+    directory = RunDirectory(Path(request["path"]))
+    with directory.store.heartbeats():  # before the imports, which are slow on a busy machine
+        result = _train(directory, request)
     print(f"{directory.id} ended {result.summary['state']} ({result.summary.get('reason')})", flush=True)
 
 
-def _train(directory: RunDirectory, told: dict[str, Any]) -> RunResult:
+def _train(directory: RunDirectory, request: dict[str, Any]) -> RunResult:
     """Train to the end; record the reason of a run that cannot start."""
     try:
         from steppe.training.resume import resume_directory
 
-        return resume_directory(directory, kafka=told["kafka"], commands_after=told["commands_after"])
+        return resume_directory(directory, kafka=request["kafka"], commands_after=request["commands_after"])
     except SteppeError as error:
         _set_failed(directory, str(error))
         print(f"steppe: {error}", file=sys.stderr)

@@ -28,8 +28,8 @@ _FileStamps = tuple[_FileStamp, ...]
 class CachedRun:
     """One run. `view` and `curves` yield up-to-date objects, which the caller holds exclusively until it exits."""
 
-    def __init__(self, directory: RunDirectory, mark: _FileStamp = None) -> None:
-        self.mark = mark  # stamp of the file that identifies the run
+    def __init__(self, directory: RunDirectory, stamp: _FileStamp = None) -> None:
+        self.stamp = stamp  # of the file that identifies the run
         self.num_points = 0  # in its curves
         self._directory = directory
         self._view: RunView | None = None
@@ -55,22 +55,22 @@ class CachedRun:
 
 
 class RunCache:
-    """The runs that were read lately, and the infos of those that have ended. Thread-safe."""
+    """The runs that were read recently, and the infos of those that have ended. Thread-safe."""
 
     def __init__(self, most: int = MAX_CACHED_RUNS, most_points: int = MAX_TOTAL_POINTS) -> None:
         self._most, self._most_points = most, most_points
         self._lock = threading.Lock()
         self._runs: dict[str, CachedRun] = {}
-        self._lines: dict[str, tuple[_FileStamps, RunInfo]] = {}
+        self._infos: dict[str, tuple[_FileStamps, RunInfo]] = {}
         self._open: dict[str, tuple[_FileStamp, RunDirectory]] = {}  # live runs, whose stores stay open
 
     def of(self, path: Path) -> CachedRun:
         """Return the cached run; a new one if its record changed or another run has the name now."""
-        mark = _file_stamp(f"{path}/{RECORD}")
+        stamp = _file_stamp(f"{path}/{RECORD}")
         with self._lock:
             found = self._runs.pop(path.name, None)
-            if found is None or found.mark != mark:
-                found = CachedRun(RunDirectory(path), mark)
+            if found is None or found.stamp != stamp:
+                found = CachedRun(RunDirectory(path), stamp)
             self._runs[path.name] = found
             while len(self._runs) > self._most or (len(self._runs) > 1 and self._num_points() > self._most_points):
                 del self._runs[next(iter(self._runs))]
@@ -81,27 +81,29 @@ class RunCache:
 
     def info(self, path: Path) -> RunInfo:
         """Return the info of a run, read again only if its files changed: most runs of a long list have ended."""
-        marks = tuple(_file_stamp(f"{path}/{name}") for name in _FILES)
+        stamps = tuple(_file_stamp(f"{path}/{name}") for name in _FILES)
         with self._lock:
-            before, opened = self._lines.get(path.name), self._open.get(path.name)
-        if before is not None and before[0] == marks:
+            before, opened = self._infos.get(path.name), self._open.get(path.name)
+        if before is not None and before[0] == stamps:
             return before[1]
-        directory = opened[1] if opened is not None and opened[0] == marks[0] else RunDirectory(path)
+        directory = opened[1] if opened is not None and opened[0] == stamps[0] else RunDirectory(path)
         info = get_run_info(directory)
-        quiet = info.status.state in _FINAL_STATES or (info.status.state == PENDING and info.status.pid == NO_OWNER)
+        unchanging = info.status.state in _FINAL_STATES or (
+            info.status.state == PENDING and info.status.pid == NO_OWNER
+        )
         with self._lock:
-            self._lines.pop(path.name, None)
+            self._infos.pop(path.name, None)
             self._open.pop(path.name, None)
-            if info.damage is None and quiet:
-                self._lines[path.name] = (marks, info)
+            if info.damage is None and unchanging:
+                self._infos[path.name] = (stamps, info)
             elif info.damage is None:
-                self._open[path.name] = (marks[0], directory)
+                self._open[path.name] = (stamps[0], directory)
         return info
 
     def forget(self, name: str) -> None:
         with self._lock:
             self._runs.pop(name, None)
-            self._lines.pop(name, None)
+            self._infos.pop(name, None)
             self._open.pop(name, None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steppe.control import models
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import KafkaConfig, RunConfig, resolve_config
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, is_installed, runtimes_with
 from steppe.core.contracts.errors import ConfigError
@@ -60,11 +60,11 @@ class RequestResolver:
             raise ConfigError(
                 f"runtime={settings['runtime']!r} is not available here; choose one of: {', '.join(runtimes)}"
             )
-        decided = _service_settings(settings, kafka)
-        runtime = settings.get("runtime") or decided.get("runtime") or RunConfig.model_fields["runtime"].default
+        own_settings = _service_settings(settings, kafka)
+        runtime = settings.get("runtime") or own_settings.get("runtime") or RunConfig.model_fields["runtime"].default
         if settings.get("mode") == "async" and capabilities_of(runtime).scales_actors:
             settings.setdefault("flow.max_actors", self._bounds.actors)
-        resolved = resolve_config(("service", decided), ("request", settings))
+        resolved = resolve_config(("service", own_settings), ("request", settings))
         require_memory(resolved.config, smallest_env_spec(resolved.config))
         return resolved.config, resolved.sources
 
@@ -82,7 +82,7 @@ class RequestResolver:
         bounds = self._bounds
         for key, most in (("actors", bounds.actors), ("flow.max_actors", bounds.actors), ("envs", bounds.envs)):
             if settings.get(key, 0) > most:
-                raise ConfigError(f"{key}={settings[key]}: at most {most} here")
+                raise ConfigError(f"{key}={settings[key]}: this service allows at most {most}")
 
 
 def available_runtimes(kafka: KafkaConfig | None) -> list[str]:
@@ -96,8 +96,10 @@ def _service_settings(settings: Mapping[str, Any], kafka: KafkaConfig | None) ->
     runtime = settings.get("runtime")
     if runtime is None and kafka is not None:
         mode = resolve_config(("request", settings)).config.mode
-        able = [name for name in runtimes_with("needs_brokers") if mode != "workers" or capabilities_of(name).workers]
-        runtime = able[0] if able else None
+        candidates = [
+            name for name in runtimes_with("needs_brokers") if mode != "workers" or capabilities_of(name).workers
+        ]
+        runtime = candidates[0] if candidates else None
     if runtime is None or not capabilities_of(runtime).needs_brokers:
         return {}
     if kafka is None:

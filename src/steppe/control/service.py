@@ -20,7 +20,7 @@ from steppe.control.operations import Record
 from steppe.control.pagination import paginate
 from steppe.control.repository import RunRepository
 from steppe.control.run_requests import Bounds, RequestResolver, available_runtimes
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import flatten
 from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.errors import RunNotFound, Unreachable, did_you_mean
@@ -268,7 +268,7 @@ class Service:
         return models.Evaluations(evaluations=found, next=rows[-1][0] if rows else after)
 
     @operation("read")
-    def diagnose_run(self, run: str, *, whole_life: bool = False) -> models.Finding:
+    def diagnose_run(self, run: str, *, whole_life: bool = False) -> models.RunDiagnosis:
         """Return what limits a run's speed, from shares of time over its last 30 s or, on request, the whole run."""
         with self._runs.view(run) as view:
             return presenters.present_diagnosis(view, whole_life=whole_life)

@@ -75,8 +75,10 @@ def require_below(column: np.ndarray, name: str, below: tuple[int, ...]) -> None
     beyond = numbers.reshape(-1, len(bounds)) >= bounds
     if beyond.any():
         first = int(beyond.argmax())
-        most, place = below[first % len(below)] - 1, _format_index(column, first)
-        raise UsageError(f"{name!r} is {column.flat[first]}{place}, where whole numbers from 0 to {most} are allowed")
+        most, index_text = below[first % len(below)] - 1, _format_index(column, first)
+        raise UsageError(
+            f"{name!r} is {column.flat[first]}{index_text}, where whole numbers from 0 to {most} are allowed"
+        )
 
 
 def is_finite(column: np.ndarray) -> bool:

@@ -21,13 +21,13 @@ from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.env import SegmentEnv
 from steppe.core.contracts.errors import ConfigError, SteppeError, UsageError, WorldError
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.games import TurnGame
 from steppe.core.system.seeding import env_seeds
 from steppe.envs.lookup import EnvSource, find_env, is_atari
 from steppe.envs.multi_agent.aec import is_aec, to_parallel_env
 from steppe.envs.multi_agent.env import ParallelSegmentEnv
 from steppe.envs.multi_agent.spec import make_multi_agent_codec, make_multi_agent_spec
 from steppe.envs.registry import PATHFINDING
+from steppe.envs.tictactoe.rules import TurnGame
 from steppe.envs.vector.loop import GymEnv, LoopSegmentEnv
 from steppe.envs.vector.native import NativeSegmentEnv, require_supported_vector_env
 from steppe.envs.vector.spaces import (
@@ -119,8 +119,8 @@ def _make_loop_env(
             return world
         limit = config.time_limit or getattr(envs[0].spec, "max_episode_steps", None)
         spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, envs[0], native=False, limit=limit)
-        ledger = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
-        world = LoopSegmentEnv(envs, spec, observations, actions, ledger, env_seeds(seed, num_envs))
+        statistics = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
+        world = LoopSegmentEnv(envs, spec, observations, actions, statistics, env_seeds(seed, num_envs))
         on_error.pop_all()
     return world
 
@@ -130,8 +130,8 @@ def _make_multi_agent_env(env: str, envs: list[Any], config: EnvConfig, seeds: l
     if num_states is not None:
         _require_no_image_options(config)
     spec = make_multi_agent_spec(env, envs[0], rules, num_states, limit=config.time_limit)
-    ledger = EpisodeStatistics(len(envs), config.reward_scale, config.reward_clip or None, spec.num_agents)
-    return ParallelSegmentEnv(envs, spec, rules, ledger, seeds, config.time_limit)
+    statistics = EpisodeStatistics(len(envs), config.reward_scale, config.reward_clip or None, spec.num_agents)
+    return ParallelSegmentEnv(envs, spec, rules, statistics, seeds, config.time_limit)
 
 
 def _make_native_env(
@@ -155,8 +155,8 @@ def _make_native_env(
         require_supported_vector_env(vector, env, numbered=config.observations == "index")
         limit = config.time_limit or source.max_episode_steps
         spec, observations, actions = _make_spec_and_codecs(env, config, num_envs, vector, native=True, limit=limit)
-        ledger = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
-        world = NativeSegmentEnv(vector, spec, observations, actions, ledger, env_seeds(seed, 1)[0])
+        statistics = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None)
+        world = NativeSegmentEnv(vector, spec, observations, actions, statistics, env_seeds(seed, 1)[0])
         on_error.pop_all()
     return world
 

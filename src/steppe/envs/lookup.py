@@ -124,8 +124,8 @@ def _find_registered(name: str, env: str) -> Registration:
     newest = find_highest_version(namespace, bare)
     if newest is None:
         unknown = namespace is not None and all(spec.namespace != namespace for spec in gym.registry.values())
-        advice = _install_hint(name, module=":" in env) if unknown else _suggestion(name)
-        raise WorldError(f"there is no environment {env!r}.{advice}")
+        hint = _install_hint(name, module=":" in env) if unknown else _suggestion(name)
+        raise WorldError(f"there is no environment {env!r}.{hint}")
     current = get_env_id(namespace, bare, newest)
     if version is None:
         return gym.registry[current]

@@ -17,9 +17,8 @@ from steppe.params.aggregation import Aggregation
 from steppe.params.kernels import all_finite
 from steppe.params.optimizers import Optimizer
 from steppe.params.parameter_layout import ParameterLayout, Refusal
-from steppe.params.push_api import Push
 from steppe.params.round_sum import RoundSum
-from steppe.params.rounds import PendingPushes, Receipt, Rounds, WorkerAccount, WorkerRegistry, check_round
+from steppe.params.rounds import PendingPushes, Push, Receipt, Rounds, WorkerAccount, WorkerRegistry, check_round
 from steppe.params.versions import VersionedParameters
 
 
@@ -45,7 +44,7 @@ class PushAdmission:
         self._values = VersionedParameters(space, initial, optimizer)
         self._registry = WorkerRegistry()
         self._pending = PendingPushes(space.size)
-        self._tally = RoundSum()
+        self._round_sum = RoundSum()
         self._waiting: np.ndarray | None = None  # aggregated but not yet applied
         self._staleness: dict[int, int] = {}
         self.clock: Callable[[], float] = time.monotonic  # seconds; the clock for deadlines
@@ -127,19 +126,19 @@ class PushAdmission:
             return Refusal("too_stale", f"it was made {age} versions ago, {limit} are allowed")
         return check_round(account, self.rounds, self.round_number, push.number)
 
-    def _count(self, worker: str, counted: np.ndarray) -> np.ndarray | None:
+    def _add_to_sum(self, worker: str, values: np.ndarray) -> np.ndarray | None:
         """Add a worker's numbers to the sum of the current round; return the sum, or None until it is complete.
 
         It is complete when all registered workers have contributed, or a quorum of them at the deadline.
         """
-        now, tally = self.clock(), self._tally
-        tally.open(self.round_number, now)
-        tally.add(worker, counted)
-        there = tally.workers | set(self._pending.workers)  # a worker that pushed got its sum before a restart
-        late = self.rounds.deadline_s is not None and now >= tally.opened_at + self.rounds.deadline_s
-        if tally.total is None and len(there) >= self._quorum() and (late or there >= self._registry.registered):
-            tally.close()
-        return tally.total
+        now, found = self.clock(), self._round_sum
+        found.open(self.round_number, now)
+        found.add(worker, values)
+        present = found.workers | set(self._pending.workers)  # a worker that pushed got its sum before a restart
+        late = self.rounds.deadline_s is not None and now >= found.opened_at + self.rounds.deadline_s
+        if found.total is None and len(present) >= self._quorum() and (late or present >= self._registry.registered):
+            found.close()
+        return found.total
 
     def _to_delta(self, push: Push, row: np.ndarray) -> Refusal | None:
         """Convert pushed parameters in `row` to a delta from the newest version, in place; updates stay as they are."""
@@ -166,8 +165,8 @@ class PushAdmission:
         Once the round's sum is complete, these are only the workers that contributed to it: the server has waited for
         the others already.
         """
-        counted = self._tally.total is not None and self._tally.number == self.round_number
-        return self._registry.registered & self._tally.workers if counted else self._registry.registered
+        complete = self._round_sum.total is not None and self._round_sum.number == self.round_number
+        return self._registry.registered & self._round_sum.workers if complete else self._registry.registered
 
     def _close_if_complete(self) -> None:
         count = len(self._pending)

@@ -16,10 +16,9 @@ from steppe.core.contracts.transport import WeightStore
 from steppe.core.system.typecheck import typechecked
 from steppe.params.aggregation import Aggregation
 from steppe.params.optimizers import Optimizer
-from steppe.params.parameter_layout import Refusal
+from steppe.params.parameter_layout import Refusal, as_update
 from steppe.params.privacy import PrivacyPlan, PrivateSum
-from steppe.params.push_api import Push, as_update
-from steppe.params.rounds import PendingPushes, Rounds
+from steppe.params.rounds import PendingPushes, Push, Rounds
 from steppe.params.server import ParameterServer
 
 NO_PUSH_LIMIT = 2**31  # effectively unlimited: a number of pushes never ends a round early
@@ -220,9 +219,9 @@ class FederatedParameterServer(ParameterServer):
         self._draw()
 
 
-def _require_private(asked: bool, plan: PrivacyPlan | None, method: Aggregation, deadline_s: float | None) -> None:
+def _require_private(private: bool, plan: PrivacyPlan | None, method: Aggregation, deadline_s: float | None) -> None:
     """Raise ConfigError if the requested settings cannot be private."""
-    if asked != (plan is not None):
+    if private != (plan is not None):
         raise ConfigError(
             "differential_privacy=True needs privacy=PrivacyPlan(ledger=…, epsilon=…, expected_clients=…), and a plan needs "
             "differential_privacy=True: without clipping, a budget and a ledger, noise promises nothing"

@@ -14,7 +14,6 @@ import numpy as np
 
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 from steppe.params import kernels
-from steppe.params.threaded_kernels import run_threaded
 
 # Defaults of learning_rate, momentum or beta1, beta2, eps
 DEFAULTS: dict[str, tuple[float, float, float, float]] = {
@@ -96,14 +95,14 @@ class OptimizerState:
         signed = -rate if self.settings.for_deltas else rate
         kind = self.settings.kind
         if kind in ("sgd", "fedavg"):
-            return run_threaded(kernels.sgd_step, values, update, signed, out)
+            return kernels.run_threaded(kernels.sgd_step, values, update, signed, out)
         if kind == "momentum":
-            return run_threaded(kernels.momentum_step, values, update, self.moments[0], (signed, beta1), out)
+            return kernels.run_threaded(kernels.momentum_step, values, update, self.moments[0], (signed, beta1), out)
         if kind == "adam":
             narrow, wide = 1.0 - beta1**self.steps, math.sqrt(1.0 - beta2**self.steps)
             signed, eps = signed * wide / narrow, eps * wide
         rates = (signed, beta1, beta2, eps)
-        return run_threaded(kernels.adaptive_step, values, update, *self.moments, rates, kind == "fedyogi", out)
+        return kernels.run_threaded(kernels.adaptive_step, values, update, *self.moments, rates, kind == "fedyogi", out)
 
     def _clipped(self, update: np.ndarray) -> np.ndarray:
         longest = self.settings.max_norm

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from steppe.core.contracts.errors import ConfigError, did_you_mean
+from steppe.core.arrays import to_numpy
+from steppe.core.contracts.errors import ConfigError, UsageError, did_you_mean
 from steppe.core.contracts.weights import Weights, WeightsLayout
-from steppe.params.kernels import all_finite, copy_finite
-from steppe.params.threaded_kernels import run_threaded
+from steppe.params.kernels import all_finite, copy_finite, run_threaded
 
 # Reasons that depend only on the update, so that a client can detect them.
 INVALID_UPDATE_REASONS = (
@@ -26,6 +26,21 @@ class Refusal(NamedTuple):
 
     reason: str
     message: str
+
+
+def as_update(update: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    """Convert lists and tensors of an update to arrays; other values stay as they are, and the server refuses them."""
+    if all(type(value) is np.ndarray for value in update.values()):
+        return update
+    return {name: _to_array(value) for name, value in update.items()}
+
+
+def _to_array(value: Any) -> Any:
+    try:
+        found = to_numpy(value)
+    except UsageError:
+        return value
+    return found.astype(np.float32) if isinstance(value, list | tuple) and found.dtype.kind in "iu" else found
 
 
 class ParameterLayout:

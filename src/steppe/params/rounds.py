@@ -6,7 +6,7 @@ In asynchronous use, a worker numbers its own pushes. A push is stale if newer w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,6 +44,15 @@ class Rounds:
             )
         if not self.synchronous and (self.quorum != 1 or self.deadline_s is not None):
             raise ConfigError("quorum and deadline_s are for synchronous rounds: say Rounds(synchronous=True, …)")
+
+
+class Push(NamedTuple):
+    """Metadata of an update."""
+
+    worker: str
+    weight: float = 1.0
+    number: int | None = None  # the round if synchronous, else the worker's own count of pushes
+    version: int | None = None  # of the weights that it was computed with
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -127,7 +136,7 @@ class PendingPushes:
 
     def __post_init__(self) -> None:
         self._rows = np.empty((0, self.size), np.float32)
-        self._lent: np.ndarray | None = None
+        self._borrowed_row: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -135,7 +144,7 @@ class PendingPushes:
     @property
     def rows(self) -> np.ndarray:
         """float32 `[pushes, parameters]`, valid until the next `blank`."""
-        return self._rows[: len(self)] if self._lent is None else self._lent[None]
+        return self._rows[: len(self)] if self._borrowed_row is None else self._borrowed_row[None]
 
     def blank(self) -> np.ndarray:
         """Return the row for the next update; it becomes part of the round when `add` is called."""
@@ -148,7 +157,7 @@ class PendingPushes:
 
     def use_row_in_place(self, row: np.ndarray) -> None:
         """Use the caller's row, without a copy, as the only push of the round until `clear`; replaces `blank`."""
-        self._lent = row
+        self._borrowed_row = row
 
     def add(self, worker: str, weight: float, now: float) -> None:
         self.workers.append(worker)
@@ -156,7 +165,7 @@ class PendingPushes:
         self.opened_at = now if self.opened_at is None else self.opened_at
 
     def clear(self) -> None:
-        self.workers, self.weights, self.opened_at, self._lent = [], [], None, None
+        self.workers, self.weights, self.opened_at, self._borrowed_row = [], [], None, None
 
     def state(self) -> dict[str, Any]:
         return {"workers": list(self.workers), "weights": list(self.weights), "rows": self.rows}

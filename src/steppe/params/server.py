@@ -19,25 +19,23 @@ import numpy as np
 from steppe.core.arrays import to_numpy
 from steppe.core.contracts.errors import ConfigError, DiskFull, UsageError
 from steppe.core.contracts.transport import WeightStore
-from steppe.core.contracts.weights import Weights
+from steppe.core.contracts.weights import Weights, WeightsLayout
 from steppe.core.io.atomic_files import raising_disk_full
 from steppe.core.system.typecheck import typechecked
 from steppe.params.admission import PushAdmission, resolve_optimizer
 from steppe.params.aggregation import Aggregation
 from steppe.params.checkpoints import read_checkpoint, write_checkpoint
+from steppe.params.client import POLICY, ParameterServerApi, as_metrics
 from steppe.params.optimizers import Optimizer
 from steppe.params.parameter_layout import ParameterLayout, Refusal
 from steppe.params.privacy import PrivateSum
-from steppe.params.push_api import POLICY, ParameterServerApi, Push
-from steppe.params.round_sum import validate_counts
-from steppe.params.rounds import PendingPushes, Receipt, Rounds, WorkerAccount, WorkerRegistry
+from steppe.params.round_sum import validate_numbers
+from steppe.params.rounds import PendingPushes, Push, Receipt, Rounds, WorkerAccount, WorkerRegistry
 from steppe.params.rpc.protocol import Tls
 
 if TYPE_CHECKING:
     from steppe.params.rpc.grpc_server import GrpcServer
     from steppe.params.rpc.shm_server import ShmServer
-
-MAX_METRICS = 64
 
 
 class ParameterServer(ParameterServerApi, PushAdmission):
@@ -127,21 +125,19 @@ class ParameterServer(ParameterServerApi, PushAdmission):
             return self.pull(worker_id) if self.version > version else None, self.round_number
 
     @typechecked
-    def tally(self, worker_id: str, round_number: int, counted: Sequence[float]) -> tuple[int, list[float] | None]:
-        """Add numbers to a sum over all workers, once per round, before pushing.
-
-        Returns the server's round (−1 if the worker is not registered) and the sum for `round_number`. The sum is None
-        until all workers have contributed, and if the server is in another round. Repeat the call until it is complete.
-        """
-        if not self._tallies:
+    def sum_over_workers(
+        self, worker_id: str, round_number: int, values: Sequence[float]
+    ) -> tuple[int, list[float] | None]:
+        """Add numbers to the sum over all workers of a round; see ParameterServerApi."""
+        if not self._supports_sums:
             raise UsageError(
-                "workers count together in synchronous rounds of average, sum or weighted, without privacy"
+                "numbers are summed over workers in synchronous rounds of average, sum or weighted, without privacy"
             )
         with self._changed:
             self._close_expired_round()
             if worker_id not in self._registry.registered:
                 return -1, None
-            found = self._count(worker_id, validate_counts(counted)) if round_number == self.round_number else None
+            found = self._add_to_sum(worker_id, validate_numbers(values)) if round_number == self.round_number else None
             return self.round_number, None if found is None else found.tolist()
 
     @typechecked
@@ -241,12 +237,10 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         """Publish a worker's newest metrics in the statistics; a private server raises UsageError."""
         if self._private is not None:
             raise UsageError("a private server publishes nothing about one client: report no metrics to it")
-        plain = all(isinstance(name, str) and isinstance(value, float | int) for name, value in metrics.items())
-        if not plain or len(metrics) > MAX_METRICS or any(len(name) > MAX_METRICS for name in metrics):
-            raise UsageError(f"metrics are at most {MAX_METRICS} numbers, with names of at most {MAX_METRICS} letters")
+        found = as_metrics(metrics)
         with self._changed:
             self._registry.account(worker_id)
-            self._reports[worker_id] = {name: float(value) for name, value in metrics.items()}
+            self._reports[worker_id] = found
 
     @typechecked
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
@@ -360,6 +354,11 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         return "parameters" if self._whole else "deltas" if self.optimizer.for_deltas else "gradients"
 
     @property
+    def layout(self) -> WeightsLayout:
+        """Names, shapes, dtypes and offsets of all parameters in a pulled buffer."""
+        return self._space.whole
+
+    @property
     def num_parameters(self) -> int:
         """Number of trained parameters."""
         return self._space.size
@@ -377,8 +376,8 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         """Return what a client needs to convert updates to rows, and rows to weights."""
         with self._changed:
             about = {"whole": self._whole, "deltas": self.optimizer.for_deltas, "run": self.run}
-            about["tallies"], about["private"] = self._tallies, self.is_private
-            about["weighs"] = self.aggregation.uses_weights and self._private is None
+            about["supports_sums"], about["private"] = self._supports_sums, self.is_private
+            about["uses_weights"] = self.aggregation.uses_weights and self._private is None
             return {**about, "fields": self._space.fields, "carried": self._space.carried}
 
     def tick(self) -> None:
@@ -398,8 +397,8 @@ class ParameterServer(ParameterServerApi, PushAdmission):
         return self.weights() if self.version > version else None
 
     @property
-    def _tallies(self) -> bool:
-        """Whether `tally` is allowed: not if a worker's numbers could mislead other workers or leak to them."""
+    def _supports_sums(self) -> bool:
+        """Whether `sum_over_workers` is allowed: not if a worker's numbers could mislead other workers or leak to them."""
         return self.rounds.synchronous and self.aggregation.linear and self._private is None
 
     def _takes_deltas(self, aggregation: Aggregation) -> bool:

@@ -64,12 +64,12 @@ class _LogEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ArrivalLog:
-    """The writer. If a line cannot be written, `complain` is called once and recording stops."""
+    """The writer. If a line cannot be written, `on_write_error` is called once and recording stops."""
 
-    def __init__(self, path: Path, length: int, complain: Callable[[str], object]) -> None:
+    def __init__(self, path: Path, length: int, on_write_error: Callable[[str], object]) -> None:
         """`length` is where to continue: 0 for a new log, otherwise what `mark` returned for the checkpoint."""
-        self._path, self._on_write_error = path, complain
-        self._kept = True
+        self._path, self._on_write_error = path, on_write_error
+        self._recording = True
         try:
             with open(path, "ab") as file:
                 if not 0 <= length <= file.tell():
@@ -91,7 +91,7 @@ class ArrivalLog:
         return self._write("mark", mark, synced=True)
 
     def _write(self, kind: str, value: object, *, synced: bool = False) -> int:
-        if not self._kept:
+        if not self._recording:
             return -1
         try:
             with open(self._path, "ab") as file:  # reopened per line: nothing stays open if the learner dies
@@ -104,48 +104,48 @@ class ArrivalLog:
             self._stop_recording(error.strerror or str(error))
             return -1
 
-    def _stop_recording(self, why: str) -> None:
-        self._kept = False
-        self._on_write_error(f"arrivals are not recorded any more: {self._path} cannot be written ({why})")
+    def _stop_recording(self, reason: str) -> None:
+        self._recording = False
+        self._on_write_error(f"arrivals are not recorded any more: {self._path} cannot be written ({reason})")
 
 
 def read_arrivals(path: Path) -> list[RunAttempt]:
     """Return the attempts that reached a mark, each up to its newest mark; the rest is ignored, also a partial line."""
-    lives: list[RunAttempt] = []
+    attempts: list[RunAttempt] = []
     pending: list[list[Arrival]] = []
-    for number, line in enumerate(_whole_lines(path), start=1):
+    for number, line in enumerate(_complete_lines(path), start=1):
         try:
             entry = msgspec.json.decode(line, type=_LogEntry)
         except msgspec.MsgspecError as error:
             raise DamagedFile(f"{path} is damaged in line {number}: {error}") from None
         if entry.begin is not None:
             pending = []
-            if lives and lives[-1].end is None:
-                lives.pop()
-            lives.append(RunAttempt(entry.begin))
-        elif not lives:
+            if attempts and attempts[-1].end is None:
+                attempts.pop()
+            attempts.append(RunAttempt(entry.begin))
+        elif not attempts:
             raise DamagedFile(f"{path} is damaged: it does not begin with the beginning of a run")
         elif entry.take is not None:
             pending.append(entry.take)
         elif entry.mark is not None:
-            lives[-1].batches += pending
-            lives[-1].end, pending = entry.mark, []
-    lives = [life for life in lives if life.end is not None]
-    _require_contiguous(path, lives)
-    return lives
+            attempts[-1].batches += pending
+            attempts[-1].end, pending = entry.mark, []
+    attempts = [attempt for attempt in attempts if attempt.end is not None]
+    _require_contiguous(path, attempts)
+    return attempts
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def _complete_lines(path: Path) -> list[bytes]:
     try:
         return path.read_bytes().split(b"\n")[:-1]
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _require_contiguous(path: Path, lives: list[RunAttempt]) -> None:
+def _require_contiguous(path: Path, attempts: list[RunAttempt]) -> None:
     """Raise DamagedFile unless each actor's segments are numbered 0, 1, 2, …: others cannot be collected again."""
     expected: dict[int, int] = {}
-    for arrival in (arrival for life in lives for batch in life.batches for arrival in batch):
+    for arrival in (arrival for attempt in attempts for batch in attempt.batches for arrival in batch):
         due = expected.get(arrival.actor, 0)
         if arrival.sequence != due:
             raise DamagedFile(

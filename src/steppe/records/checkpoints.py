@@ -99,7 +99,7 @@ class Checkpoints:
         rings: list[Ring] = []
         others: list[NestedBundle] = []
         plain = row_chunks.extract_rings(state, rings, others)
-        files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._about(counters)}
+        files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._encode_counters(counters)}
         return _append(self.directory, files, self._keep, rings, others)
 
     def restore_as_newest(self, number: int) -> int:
@@ -116,23 +116,23 @@ class Checkpoints:
 
     def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
         """Store weights among the `keep_best` best so far, replacing the worst of them; `save` never removes them."""
-        known = {"score": score, **codec.counters(weights), **(counters or {})}
-        files = {WEIGHTS: weights_bytes(weights), COUNTERS: self._about(known)}
+        all_counters = {"score": score, **codec.counters(weights), **(counters or {})}
+        files = {WEIGHTS: weights_bytes(weights), COUNTERS: self._encode_counters(all_counters)}
         path = _append(self.directory / "best", files, None)
         others = [entry for entry in self._best_first() if entry.path != path]
         for entry in others[self._keep_best - 1 :]:
             _remove(entry.path)
         return path
 
-    def latest(self, *, whole: bool = True) -> Checkpoint | None:
+    def latest(self, *, check_rows: bool = True) -> Checkpoint | None:
         """Return the newest valid checkpoint, with the damaged ones that were skipped; None if there is none.
 
-        DamagedFile if there are checkpoints and none is valid. Pass `whole=False` if only the weights are needed: a
+        DamagedFile if there are checkpoints and none is valid. Pass `check_rows=False` if only the weights are needed: a
         replay buffer's columns, which can be gigabytes, are then not checked.
         """
-        return _newest(self.directory, self._run, whole=whole)
+        return _newest(self.directory, self._run, check_rows=check_rows)
 
-    def at(self, number: int) -> Checkpoint:
+    def load(self, number: int) -> Checkpoint:
         """Return the checkpoint of that number. DamagedFile if it is not valid.
 
         A replay buffer's columns are checked as they are read.
@@ -147,16 +147,16 @@ class Checkpoints:
     def best(self) -> Checkpoint | None:
         """Return the best weights so far, with `counters["score"]`; the state is empty."""
         ranked = [(entry.number, entry.path) for entry in self._best_first()]
-        return _first_intact(ranked, self._run, whole=True)
+        return _first_intact(ranked, self._run, check_rows=True)
 
     def kept(self) -> Sequence[KeptWeights]:
         """Return what is kept, oldest first and then the best, without verifying it."""
         numbered = [_peek(number, path, best=False) for number, path in _numbered(self.directory)]
         return [entry for entry in numbered if entry is not None] + [*self._best_first()]
 
-    def read(self, entry: KeptWeights, *, whole: bool = False) -> Checkpoint:
+    def read(self, entry: KeptWeights, *, check_rows: bool = False) -> Checkpoint:
         """Return what `kept` listed. DamagedFile if it is not valid."""
-        return _load(entry.number, entry.path, self._run, whole=whole)
+        return _load(entry.number, entry.path, self._run, check_rows=check_rows)
 
     def best_scores(self) -> Sequence[float]:
         """Return the scores of the intact best weights that are kept, the highest first."""
@@ -178,7 +178,7 @@ class Checkpoints:
         numbered = [_describe(number, path, self._run, best=False) for number, path in _numbered(self.directory)]
         return numbered + [_describe(number, path, self._run, best=True) for number, path in _numbered(best)]
 
-    def _about(self, counters: dict[str, Any]) -> bytes:
+    def _encode_counters(self, counters: dict[str, Any]) -> bytes:
         return (json.dumps({"format": FORMAT, "run": self._run, "counters": counters}, indent=2) + "\n").encode()
 
 
@@ -202,11 +202,11 @@ def _append(
     number, before = max(_numbered(directory), default=(0, None))
     path = directory / f"{number + 1:08d}"
 
-    def beside(aside: Path) -> dict[str, bytes]:
-        row_chunks.write_nested_bundles(aside, others, before)
-        return row_chunks.write_rows(aside, rings, before) if rings else {}
+    def write_rows(temporary: Path) -> dict[str, bytes]:
+        row_chunks.write_nested_bundles(temporary, others, before)
+        return row_chunks.write_rows(temporary, rings, before) if rings else {}
 
-    write_bundle(path, files, beside)
+    write_bundle(path, files, write_rows)
     for _, old in _numbered(directory)[:-keep] if keep is not None else ():
         _remove(old)
     return path
@@ -231,17 +231,17 @@ def weights_bytes(weights: Weights) -> bytes:
     from safetensors.numpy import save
 
     rows = [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in weights.layout.entries]
-    about = json.dumps({"format": FORMAT, "counters": codec.counters(weights), "layout": rows})
-    return bytes(save(weights.arrays(), {"steppe": about, "sha256": _digest(about, weights)}))
+    metadata = json.dumps({"format": FORMAT, "counters": codec.counters(weights), "layout": rows})
+    return bytes(save(weights.arrays(), {"steppe": metadata, "sha256": _digest(metadata, weights)}))
 
 
 def weights_from(data: bytes, where: str) -> Weights:
     """Read weights from the bytes of a safetensors file, verified against the layout and hash in its metadata."""
     from safetensors import SafetensorError
-    from safetensors.numpy import load
+    from safetensors.numpy import load as load_arrays
 
     try:
-        arrays = load(data)
+        arrays = load_arrays(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if "steppe" not in metadata:
             raise ValueError("its metadata does not say that Steppe wrote it")
@@ -253,10 +253,10 @@ def weights_from(data: bytes, where: str) -> Weights:
     return weights
 
 
-def _to_weights(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Weights:
-    if about["format"] > FORMAT:
-        raise ValueError(f"format {about['format']} is newer than {FORMAT}, the newest this version of Steppe reads")
-    rows = about["layout"]
+def _to_weights(arrays: dict[str, np.ndarray], metadata: dict[str, Any]) -> Weights:
+    if metadata["format"] > FORMAT:
+        raise ValueError(f"format {metadata['format']} is newer than {FORMAT}, the newest this version of Steppe reads")
+    rows = metadata["layout"]
     layout = codec.validate_layout(rows, max((row[3] + arrays[row[0]].nbytes for row in rows), default=0))
     # The offsets come from the file: allocate no more than its arrays and a bounded gap per array.
     if layout.nbytes > sum(array.nbytes for array in arrays.values()) + _GAP_BYTES * len(rows):
@@ -266,14 +266,14 @@ def _to_weights(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Weights
         if arrays[entry.name].shape != entry.shape or arrays[entry.name].dtype != entry.dtype:
             raise ValueError(f"{entry.name!r} is not as the layout says")
         view[...] = arrays[entry.name]
-    return Weights(layout, buffer, **codec.validate_counters(about["counters"]))
+    return Weights(layout, buffer, **codec.validate_counters(metadata["counters"]))
 
 
-def _digest(about: str, weights: Weights) -> str:
-    return hashlib.sha256(about.encode() + bytes.fromhex(weights.sha256())).hexdigest()
+def _digest(metadata: str, weights: Weights) -> str:
+    return hashlib.sha256(metadata.encode() + bytes.fromhex(weights.sha256())).hexdigest()
 
 
-def _load(number: int, path: Path, run: str | None, *, whole: bool = False) -> Checkpoint:
+def _load(number: int, path: Path, run: str | None, *, check_rows: bool = False) -> Checkpoint:
     files = read_bundle(path)
     if WEIGHTS not in files or COUNTERS not in files:
         raise DamagedFile(f"{path} is damaged: it holds no {WEIGHTS if WEIGHTS not in files else COUNTERS}")
@@ -281,18 +281,18 @@ def _load(number: int, path: Path, run: str | None, *, whole: bool = False) -> C
     weights = weights_from(files[WEIGHTS], str(path / WEIGHTS))
     state = codec.unpack(files[STATE]) if STATE in files else {}
     rings = row_chunks.read_rows(path, files[ROWS]) if ROWS in files else []
-    for ring in rings if whole else ():
+    for ring in rings if check_rows else ():
         ring.check()
     state = row_chunks.insert_rings(state, rings, path)
-    if whole:
+    if check_rows:
         row_chunks.check_nested_bundles(path)
     return Checkpoint(path, number, weights, state, counters)
 
 
 def _counters(data: bytes, path: Path, run: str | None) -> dict[str, Any]:
     try:
-        about = json.loads(data)
-        version, owner, counters = about["format"], about["run"], dict(about["counters"])
+        metadata = json.loads(data)
+        version, owner, counters = metadata["format"], metadata["run"], dict(metadata["counters"])
     except _DECODE_ERRORS as error:
         raise DamagedFile(f"{path} is damaged: {error}") from None
     if version > FORMAT:
@@ -302,19 +302,19 @@ def _counters(data: bytes, path: Path, run: str | None) -> dict[str, Any]:
     return counters
 
 
-def _newest(directory: Path, run: str | None, *, whole: bool) -> Checkpoint | None:
-    return _first_intact(_numbered(directory)[::-1], run, whole=whole)
+def _newest(directory: Path, run: str | None, *, check_rows: bool) -> Checkpoint | None:
+    return _first_intact(_numbered(directory)[::-1], run, check_rows=check_rows)
 
 
-def _first_intact(numbered: Sequence[tuple[int, Path]], run: str | None, *, whole: bool) -> Checkpoint | None:
+def _first_intact(numbered: Sequence[tuple[int, Path]], run: str | None, *, check_rows: bool) -> Checkpoint | None:
     damaged: list[str] = []
     for number, path in numbered:
         try:
-            return replace(_load(number, path, run, whole=whole), damaged=tuple(damaged))
+            return replace(_load(number, path, run, check_rows=check_rows), damaged=tuple(damaged))
         except DamagedFile as error:
             damaged.append(str(error))
     if damaged:
-        raise DamagedFile("no checkpoint is whole: " + "; ".join(damaged))
+        raise DamagedFile("no checkpoint is valid: " + "; ".join(damaged))
     return None
 
 
@@ -334,7 +334,7 @@ def _describe(number: int, path: Path, run: str | None, *, best: bool) -> Checkp
     try:
         age = time.time() - path.stat().st_mtime
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        counters = _load(number, path, run, whole=True).counters
+        counters = _load(number, path, run, check_rows=True).counters
     except FileNotFoundError:
         return CheckpointInfo(path, number, 0.0, 0, best, damage=f"{path} was removed while it was read")
     except DamagedFile as error:
@@ -348,6 +348,6 @@ def _link(source: str, target: str) -> None:
 
 def _remove(path: Path) -> None:
     """Rename the checkpoint before removing it, so that no reader takes a partly removed one for a damaged one."""
-    doomed = path.with_name(f".{path.name}.old.tmp")
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    removed = path.with_name(f".{path.name}.old.tmp")
+    path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)

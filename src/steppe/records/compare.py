@@ -36,25 +36,25 @@ def _settings(*runs: RunDirectory) -> dict[str, Pair]:
     for run in runs:
         config, sources = run.record["config"], run.sources
         sourced.append({key: {"value": value, "source": sources.get(key)} for key, value in config.items()})
-    apart = differences(*({key: entry["value"] for key, entry in known.items()} for known in sourced))
-    return {key: (sourced[0].get(key), sourced[1].get(key)) for key in apart if key not in RUN_IDENTITY_KEYS}
+    changed = differences(*({key: entry["value"] for key, entry in settings.items()} for settings in sourced))
+    return {key: (sourced[0].get(key), sourced[1].get(key)) for key in changed if key not in RUN_IDENTITY_KEYS}
 
 
 def _project(record: Mapping[str, Any]) -> dict[str, Any]:
     """The user's commit, the thread settings, and what the run was created from."""
-    about = {key: record[key] for key in ("rerun_of", "init_from", "cwd") if key in record}
-    return {**_flat("git", record.get("git")), **_flat("threads", record.get("threads")), **about}
+    origin = {key: record[key] for key in ("rerun_of", "init_from", "cwd") if key in record}
+    return {**_flatten("git", record.get("git")), **_flatten("threads", record.get("threads")), **origin}
 
 
 def _results(run: RunDirectory) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in (run.summary() or {}).items():
         if key not in ("run", "message", *REPEATED):
-            found.update(_flat(key, value))
+            found.update(_flatten(key, value))
     return found
 
 
-def _flat(key: str, value: Any) -> dict[str, Any]:
+def _flatten(key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {} if value is None else {key: value}
-    return {name: leaf for inner, part in value.items() for name, leaf in _flat(f"{key}.{inner}", part).items()}
+    return {name: leaf for inner, part in value.items() for name, leaf in _flatten(f"{key}.{inner}", part).items()}

@@ -25,31 +25,31 @@ class Faults:
 
     def save(self, circumstances: dict[str, Any]) -> dict[str, str]:
         """Write a fault under the next free number; return its path and the command that reproduces it."""
-        room = self._run.faults
-        room.mkdir(exist_ok=True)
-        aside = room / f".{os.getpid()}.part"
-        write_atomic(aside, codec.pack({"schema": SCHEMA, **circumstances}))
+        directory = self._run.faults
+        directory.mkdir(exist_ok=True)
+        temporary = directory / f".{os.getpid()}.part"
+        write_atomic(temporary, codec.pack({"schema": SCHEMA, **circumstances}))
         try:
-            path = _link_next_free(aside, room, max(self.numbers(), default=0) + 1)
+            path = _link_next_free(temporary, directory, max(self.numbers(), default=0) + 1)
         finally:
-            aside.unlink()
+            temporary.unlink()
         command = f"steppe reproduce {self._run.address} --fault {int(path.stem)}"  # others may fail at the same time
         return {"recording": str(path.relative_to(self._run.path)), "reproduce": command}
 
     def numbers(self) -> list[int]:
         """Return the numbers of the recorded faults, oldest first."""
-        room = self._run.faults
-        names = [_NAME.fullmatch(path.name) for path in room.iterdir()] if room.is_dir() else []
+        directory = self._run.faults
+        names = [_NAME.fullmatch(path.name) for path in directory.iterdir()] if directory.is_dir() else []
         return sorted(int(name[1]) for name in names if name)
 
     def load(self, number: int | None = None) -> tuple[Path, dict[str, Any]]:
         """Read a fault, by default the newest. RunNotFound if there is none."""
-        known = self.numbers()
-        if not known:
+        numbers = self.numbers()
+        if not numbers:
             raise RunNotFound(f"{self._run.id} has no recorded fault: none of its environments raised an exception")
-        if number is not None and number not in known:
-            raise RunNotFound(f"{self._run.id} has no fault {number}; there are: {', '.join(map(str, known))}")
-        path = self._run.faults / _name(known[-1] if number is None else number)
+        if number is not None and number not in numbers:
+            raise RunNotFound(f"{self._run.id} has no fault {number}; there are: {', '.join(map(str, numbers))}")
+        path = self._run.faults / _name(numbers[-1] if number is None else number)
         try:
             found = codec.unpack(path.read_bytes())
         except DamagedFile as error:
@@ -59,12 +59,12 @@ class Faults:
         return path, found
 
 
-def _link_next_free(aside: Path, room: Path, number: int) -> Path:
+def _link_next_free(temporary: Path, directory: Path, number: int) -> Path:
     """Link the file under the next free number; a rename would replace another process's file."""
     while True:
-        path = room / _name(number)
+        path = directory / _name(number)
         with contextlib.suppress(FileExistsError):
-            os.link(aside, path)
+            os.link(temporary, path)
             return path
         number += 1
 

@@ -84,15 +84,15 @@ class MetricsWriter:
         with path.open("rb") as lines:
             for line in lines:
                 try:
-                    seen = msgspec.json.decode(line, type=_MetricsLine)
+                    entry = msgspec.json.decode(line, type=_MetricsLine)
                 except msgspec.DecodeError:
                     continue  # a partial line of a killed writer, or a line of another program
-                topic = _TOPICS.get(seen.kind, EVENTS)
-                self.written[topic] = max(self.written.get(topic, 0), seen.number)
-                self._scalars.env_steps = max(seen.env_steps or 0, self._scalars.env_steps)
-                if seen.kind == "resume" and seen.role == "supervisor":
-                    self._scalars.rewind(int(seen.details.get("env_steps", 0)))
-                if seen.kind == "actor":
+                topic = _TOPICS.get(entry.kind, EVENTS)
+                self.written[topic] = max(self.written.get(topic, 0), entry.number)
+                self._scalars.env_steps = max(entry.env_steps or 0, self._scalars.env_steps)
+                if entry.kind == "resume" and entry.role == "supervisor":
+                    self._scalars.rewind(int(entry.details.get("env_steps", 0)))
+                if entry.kind == "actor":
                     actors.append(line)
         for line in actors:
             self._scalars.of(msgspec.json.decode(line, type=ActorReport, strict=False))

@@ -11,7 +11,7 @@ class EpisodeDeduplicator:
     def __init__(self) -> None:
         self._totals: dict[int, int] = {}  # actor → episodes that it has listed, over all of its incarnations
 
-    def take(self, report: ActorReport) -> list[tuple[float, int]]:
+    def new_episodes(self, report: ActorReport) -> list[tuple[float, int]]:
         """Return the episodes that no earlier report listed; the last is the actor's number `total_episodes`."""
         total = report.total_episodes
         if total is None:
@@ -21,8 +21,8 @@ class EpisodeDeduplicator:
             self._totals[report.actor] = total
             return report.episodes
         self._totals[report.actor] = max(before, total)
-        known = max(0, len(report.episodes) - max(0, total - before))
-        return report.episodes[known:]
+        num_known = max(0, len(report.episodes) - max(0, total - before))
+        return report.episodes[num_known:]
 
     def rewind(self) -> None:
         """Handle that the run resumed from an older checkpoint: episodes played again from there are listed again."""

@@ -25,8 +25,8 @@ class TimeTotals:
         """Return what was spent since an earlier total."""
         return TimeTotals(
             self.time_s - before.time_s,
-            {role: _minus(spent, before.phases.get(role, {})) for role, spent in self.phases.items()},
-            _minus(self.cpu_s, before.cpu_s),
+            {role: _difference(spent, before.phases.get(role, {})) for role, spent in self.phases.items()},
+            _difference(self.cpu_s, before.cpu_s),
             self.evaluation_s - before.evaluation_s,
             self.checkpoint_s - before.checkpoint_s,
             max(0, self.too_old - before.too_old),
@@ -35,7 +35,7 @@ class TimeTotals:
         )
 
 
-def _minus(now: Seconds, before: Seconds) -> Seconds:
+def _difference(now: Seconds, before: Seconds) -> Seconds:
     return {name: max(0.0, seconds - before.get(name, 0.0)) for name, seconds in now.items()}
 
 
@@ -46,11 +46,11 @@ class PhaseTimes:
         self._before: dict[str, Seconds] = {}
         self._now: dict[str, Seconds] = {}
 
-    def take(self, role: str, phases: Mapping[str, float], cpu_s: float | None = None) -> None:
+    def set_times(self, role: str, phases: Mapping[str, float], cpu_s: float | None = None) -> None:
         """Set a role's newest times: seconds by phase, and of CPU, since it was started."""
         self._now[role] = {**phases, "cpu": cpu_s} if cpu_s is not None else dict(phases)
 
-    def ended(self, role: str | None = None) -> None:
+    def end_attempt(self, role: str | None = None) -> None:
         """Keep the times of a role, or of all roles, before it restarts and counts from zero."""
         for name in list(self._now) if role is None else [role]:
             self._before[name] = self._of(name)

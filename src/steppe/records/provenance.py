@@ -68,8 +68,8 @@ def git(project: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
-def _git(project: Path, *words: str) -> str | None:
-    command = ["git", "--no-optional-locks", "-C", str(project), *words]
+def _git(project: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(project), *arguments]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
@@ -80,8 +80,8 @@ def _git(project: Path, *words: str) -> str | None:
 
 
 def _memory_bytes() -> int | None:
-    words = (_field(Path("/proc/meminfo"), "MemTotal") or "").split()
-    return int(words[0]) * 1024 if words else None
+    fields = (_field(Path("/proc/meminfo"), "MemTotal") or "").split()
+    return int(fields[0]) * 1024 if fields else None
 
 
 def _gpus(directory: Path) -> list[str]:

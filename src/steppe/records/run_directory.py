@@ -22,8 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from steppe.core.config.run import RunConfig, flatten, unflatten
 from steppe.core.contracts.errors import (
     ConfigError,
@@ -59,10 +57,10 @@ class RunDirectory:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, config: RunConfig, sources: dict[str, str], about: Mapping[str, Any] | None = None) -> RunDirectory:
+    def create(cls, config: RunConfig, sources: dict[str, str], extra: Mapping[str, Any] | None = None) -> RunDirectory:
         """Create a run, locked by this process. RunExists, with nothing written, if the directory already holds one.
 
-        `about` is added to run.json.
+        `extra` is added to run.json.
         """
         path = _choose_path(config)
         if (path / RECORD).exists():
@@ -79,7 +77,7 @@ class RunDirectory:
         try:
             if (path / RECORD).exists():
                 raise _run_exists_error(path)
-            directory._begin(config, sources, about or {})
+            directory._initialize(config, sources, extra or {})
         except BaseException:
             directory.release()
             raise
@@ -132,9 +130,9 @@ class RunDirectory:
     def spec(self) -> EnvSpec | None:
         """The environment's specification; None until the environment has been inspected."""
         found = self.record.get("spec")
-        return None if found is None else msgspec.convert(found, EnvSpec)
+        return None if found is None else EnvSpec.from_record(found)
 
-    def settle(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
+    def write_resolved(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
         """Write resolved choices into run.json, for a run that was created without them. The caller holds the lock."""
         record = self.record | {"config": flatten(config)} | ({} if spec is None else {"spec": asdict(spec)})
         write_json(self.path / RECORD, record)
@@ -186,7 +184,7 @@ class RunDirectory:
         return self.path / "profile"
 
     @property
-    def passing(self) -> bool:
+    def temporary(self) -> bool:
         """Whether the run is removed after use, so that it cannot be resumed."""
         return bool(self.record.get("passing", False))
 
@@ -258,7 +256,7 @@ class RunDirectory:
         """Free the space that was set aside, for what is written next."""
         (self.path / RESERVE).unlink(missing_ok=True)
 
-    def _begin(self, config: RunConfig, sources: dict[str, str], about: Mapping[str, Any]) -> None:
+    def _initialize(self, config: RunConfig, sources: dict[str, str], extra: Mapping[str, Any]) -> None:
         remove_temporary_files(self.path)
         self.checkpoints.mkdir(exist_ok=True)
         self.recordings.mkdir(exist_ok=True)
@@ -275,7 +273,7 @@ class RunDirectory:
             "config": flatten(config),
             "sources": sources,
             **provenance(),
-            **about,
+            **extra,
         }
         store.set_status("PENDING")
         with raising_disk_full(self.path):
@@ -334,13 +332,13 @@ def _choose_path(config: RunConfig) -> Path:
         )
     if config.run_dir is not None:
         return config.run_dir
-    return runs_root() / (config.name or _new_id(config))
+    return runs_root() / (config.name or new_run_id(config))
 
 
-def _new_id(config: RunConfig) -> str:
+def new_run_id(config: RunConfig) -> str:
     """Return a readable and unique id, for example cartpole-v1-ppo-20261115-2333-k3f9."""
-    words = f"{config.env.split(':')[-1]}-{config.algo.split(':')[-1]}".lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:48] or "run"
+    text = f"{config.env.split(':')[-1]}-{config.algo.split(':')[-1]}".lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", text).strip("-")[:48] or "run"
     suffix = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
     return f"{slug}-{time.strftime('%Y%m%d-%H%M')}-{suffix}"
 

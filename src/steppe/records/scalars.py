@@ -31,7 +31,7 @@ class Scalars:
     def of(self, report: Report) -> dict[str, float]:
         """Return the points that a report adds to the curves, at `env_steps`."""
         if isinstance(report, ActorReport):
-            self._episodes.extend(self._episode_deduplicator.take(report))
+            self._episodes.extend(self._episode_deduplicator.new_episodes(report))
             self._agent_returns |= report.agent_returns
             # Actors' final reports come after the learner's: no later training report would include their episodes.
             return self._averages() if self._before is not None and self._before.final else {}

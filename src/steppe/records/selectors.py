@@ -51,6 +51,9 @@ class CheckpointSelector:
         return {"number": str(self.value), "step": f"step={self.value}"}.get(self.kind, self.kind)
 
 
+RESULT = CheckpointSelector()
+
+
 def open_run(run: str | Path, checkpoint: str | int | None = None) -> tuple[RunDirectory, CheckpointSelector]:
     """Open RUN or RUN@SELECTOR; `checkpoint` is the selector if it is given apart from the run."""
     address, at, word = str(run).rpartition("@")
@@ -63,7 +66,7 @@ def open_run(run: str | Path, checkpoint: str | int | None = None) -> tuple[RunD
     return RunDirectory.open(address), selector
 
 
-def select_weights(directory: RunDirectory, selector: CheckpointSelector) -> Weights:
+def select_weights(directory: RunDirectory, selector: CheckpointSelector = RESULT) -> Weights:
     """Return the weights that a selector means. RunNotFound names what the run has instead."""
     checkpoints = Checkpoints(directory.checkpoints, run=directory.key)
     if selector.kind == "result":
@@ -72,7 +75,7 @@ def select_weights(directory: RunDirectory, selector: CheckpointSelector) -> Wei
     if selector.kind == "best":
         found = checkpoints.best()
     elif selector.kind == "latest":
-        found = checkpoints.latest(whole=False)
+        found = checkpoints.latest(check_rows=False)
     else:
         found = _find(checkpoints.kept(), selector, checkpoints)
     if found is None:
@@ -92,7 +95,7 @@ def select_checkpoint(directory: RunDirectory, selector: CheckpointSelector) -> 
     found = (
         checkpoints.latest()
         if selector.kind in ("latest", "result")
-        else _find(kept, selector, checkpoints, whole=True)
+        else _find(kept, selector, checkpoints, check_rows=True)
     )
     if found is None:
         raise _nothing_selected(directory, selector, kept)
@@ -104,7 +107,7 @@ def _result(directory: RunDirectory, checkpoints: Checkpoints) -> Weights:
     if directory.result.exists():
         return load_weights(directory.result)
     try:
-        found = checkpoints.latest(whole=False) or checkpoints.best()
+        found = checkpoints.latest(check_rows=False) or checkpoints.best()
     except DamagedFile as error:
         found = checkpoints.best()
         if found is None:
@@ -115,7 +118,7 @@ def _result(directory: RunDirectory, checkpoints: Checkpoints) -> Weights:
 
 
 def _find(
-    kept: Sequence[KeptWeights], selector: CheckpointSelector, checkpoints: Checkpoints, *, whole: bool = False
+    kept: Sequence[KeptWeights], selector: CheckpointSelector, checkpoints: Checkpoints, *, check_rows: bool = False
 ) -> Checkpoint | None:
     """Return the checkpoint with this number, or the newest one of at most this many steps."""
     if selector.kind == "number":
@@ -124,7 +127,7 @@ def _find(
         matching = [entry for entry in kept if entry.env_steps <= selector.value]
     if not matching:
         return None
-    return checkpoints.read(max(matching, key=lambda entry: (entry.env_steps, not entry.best)), whole=whole)
+    return checkpoints.read(max(matching, key=lambda entry: (entry.env_steps, not entry.best)), check_rows=check_rows)
 
 
 def _nothing_selected(

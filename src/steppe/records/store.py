@@ -83,9 +83,9 @@ class RunStore:
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
-        self.mark = weakref.ref(self)
+        self.reference = weakref.ref(self)
         self._local = threading.local()
-        self._beat_s = 0.0  # this process's own last heartbeat, known without reading the disk
+        self._heartbeat_s = 0.0  # this process's own last heartbeat, known without reading the disk
         if not create and not path.exists():
             raise RunNotFound(f"{path} is missing: this directory holds no run")
         with self._connection() as database:
@@ -113,12 +113,12 @@ class RunStore:
         found = [_decoded(text).get("details", {}) for (text,) in rows]
         return frozenset(str(details["id"]) for details in found if details.get("obeyed") is False and "id" in details)
 
-    def is_answered(self, identity: str) -> bool:
+    def is_answered(self, command_id: str) -> bool:
         """Whether the event log has the outcome of the command with that id."""
         query = "SELECT record FROM records WHERE topic = ? AND record LIKE '%\"obeyed\":%' AND INSTR(record, ?)"
         with self._connection() as database:
-            rows = database.execute(query, (EVENTS, json.dumps(identity))).fetchall()
-        return any(_decoded(text).get("details", {}).get("id") == identity for (text,) in rows)
+            rows = database.execute(query, (EVENTS, json.dumps(command_id))).fetchall()
+        return any(_decoded(text).get("details", {}).get("id") == command_id for (text,) in rows)
 
     def newest(self, topic: str) -> int:
         """Return the number of a topic's newest record; 0 if there is none."""
@@ -148,10 +148,10 @@ class RunStore:
 
     def heartbeat(self) -> None:
         """Record that the owner is alive; due every HEARTBEAT_S while the state is a live one."""
-        self._beat_s = time.time()
+        self._heartbeat_s = time.time()
         try:
             with self._connection() as database:
-                database.execute("UPDATE status SET heartbeat_s = ? WHERE pid = ?", (self._beat_s, os.getpid()))
+                database.execute("UPDATE status SET heartbeat_s = ? WHERE pid = ?", (self._heartbeat_s, os.getpid()))
         except DiskFull:
             os.utime(self.path)  # needs no disk space; `status` also reads the file's time
 
@@ -188,11 +188,13 @@ class RunStore:
         if status.state == PENDING and status.pid == NO_OWNER:
             return status
         return (
-            _with_liveness(status, start, self._last_beat(status)) if status.live or status.state == PENDING else status
+            _with_liveness(status, start, self._last_heartbeat(status))
+            if status.live or status.state == PENDING
+            else status
         )
 
-    def _last_beat(self, status: Status) -> float:
-        own = self._beat_s if status.pid == os.getpid() else 0.0
+    def _last_heartbeat(self, status: Status) -> float:
+        own = self._heartbeat_s if status.pid == os.getpid() else 0.0
         return max(status.heartbeat_s or 0.0, own, self.path.stat().st_mtime)
 
     def close(self) -> None:
@@ -209,7 +211,7 @@ class RunStore:
             if "locked" in str(error):
                 raise Conflict(f"{self.path} is locked by another process for more than {_BUSY_S:.0f} s") from error
             if self._is_disk_full(error):
-                raise DiskFull(f"there is no room to write {self.path}: {error}") from error
+                raise DiskFull(f"there is no disk space to write {self.path}: {error}") from error
             raise DamagedFile(f"{self.path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:
             raise DamagedFile(f"{self.path} is damaged: {error}") from error
@@ -228,7 +230,7 @@ class RunStore:
         referenced.
         """
         database: sqlite3.Connection | None = getattr(self._local, "database", None)
-        _open_stores.used(self)
+        _open_stores.mark_used(self)
         if database is not None and self._local.pid == os.getpid():
             return database
         if database is not None:
@@ -244,11 +246,11 @@ class _OpenStores(threading.local):
     def __init__(self) -> None:
         self._stores: dict[weakref.ref[RunStore], None] = {}
 
-    def used(self, store: RunStore) -> None:
+    def mark_used(self, store: RunStore) -> None:
         """Record the use, and close this thread's connection to the least recently used store if too many are open."""
-        mark = store.mark
-        self._stores.pop(mark, None)
-        self._stores[mark] = None
+        reference = store.reference
+        self._stores.pop(reference, None)
+        self._stores[reference] = None
         if len(self._stores) > OPEN_PER_THREAD:
             self._stores = {known: None for known in self._stores if known() is not None}
             while len(self._stores) > OPEN_PER_THREAD:
@@ -289,9 +291,9 @@ def _with_liveness(status: Status, start: int | None, heartbeat: float) -> Statu
     if now is None or (start is not None and now != start):
         message = f"process {pid} ended without saying why while the run was {status.state}"
         return _lost(status, "process_dead", message)
-    silent = time.time() - heartbeat
-    if status.live and silent > LOST_AFTER_S:
-        return _lost(status, HEARTBEAT_EXPIRED, f"process {pid} has been silent for {silent:.0f} s")
+    silence_s = time.time() - heartbeat
+    if status.live and silence_s > LOST_AFTER_S:
+        return _lost(status, HEARTBEAT_EXPIRED, f"process {pid} has been silent for {silence_s:.0f} s")
     return status
 
 

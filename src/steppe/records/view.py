@@ -26,11 +26,11 @@ from steppe.records.run_directory import RunDirectory
 from steppe.records.store import FAILED, LOST, STOPPED, SUCCEEDED, Status
 
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
-LOW_BYTES = 1 << 20  # of free disk space
+MIN_FREE_BYTES = 1 << 20  # of free disk space
 WINDOW_EPISODES = 100
 WINDOW_S = 10.0  # length of the window that "recent" means
 DIAGNOSIS_S = 30.0  # length of the window that a diagnosis covers
-_MARK_S = 1.0
+_SNAPSHOT_INTERVAL_S = 1.0
 _KINDS: dict[str, type[Report]] = {
     TRAINING: TrainingReport,
     ACTORS: ActorReport,
@@ -70,11 +70,11 @@ class RunView:
         self.checkpoint_s = 0.0  # spent on all checkpoints
         self.evaluation_s = self.final_evaluation_s = 0.0  # spent on evaluations during training, and on final ones
         self.spent = PhaseTimes()
-        self._room: int | None = None  # free disk space in bytes, while the run is live
+        self._free_bytes: int | None = None  # free disk space in bytes, while the run is live
         self._episode_deduplicator = EpisodeDeduplicator()
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW_EPISODES)
-        self._pace: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
-        self._marks: deque[TimeTotals] = deque()  # about one a second over the last DIAGNOSIS_S of training
+        self._progress: deque[tuple[float, int]] = deque()  # (train_s, env_steps) over the last WINDOW_S
+        self._snapshots: deque[TimeTotals] = deque()  # about one a second over the last DIAGNOSIS_S of training
         self._restarts: Counter[str] = Counter()
         self._cursors = dict.fromkeys(_KINDS, 0)
         self._total_steps = self.config.steps
@@ -83,17 +83,17 @@ class RunView:
         """Read everything that was reported since the last call."""
         self.status = self.directory.store.status()
         board: Board = self.directory.board
-        news = (self._new_reports(board, topic, kind) for topic, kind in _KINDS.items())
-        for report in heapq.merge(*news, key=_time_s):
+        reports_by_topic = (self._new_reports(board, topic, kind) for topic, kind in _KINDS.items())
+        for report in heapq.merge(*reports_by_topic, key=_time_s):
             if isinstance(report, TrainingReport):
-                self._take_training(report)
+                self._apply_training(report)
             elif isinstance(report, ActorReport):
-                self._take_actor(report)
+                self._apply_actor(report)
             elif isinstance(report, EvaluationReport):
-                self._take_evaluation(report)
+                self._apply_evaluation(report)
             elif isinstance(report, EventReport) and report.kind != "span":
-                self._take_event(report)
-        self._room = None if self.ended else free_bytes(self.directory.path)
+                self._apply_event(report)
+        self._free_bytes = None if self.ended else free_bytes(self.directory.path)
 
     @property
     def state(self) -> str:
@@ -115,13 +115,13 @@ class RunView:
     @property
     def warning(self) -> str | None:
         """What needs attention while the run is live, or None."""
-        words = [f"passed over a checkpoint: {damage}" for damage in self.damaged] if not self.ended else []
-        if self._room is not None and self._room < max(LOW_BYTES, 2 * self.checkpoint_bytes):
-            words.append(
-                f"the disk is full: {self._room >> 10:,} KiB left for {self.directory.path}. Free some room; until then the "
+        warnings = [f"skipped a checkpoint: {damage}" for damage in self.damaged] if not self.ended else []
+        if self._free_bytes is not None and self._free_bytes < max(MIN_FREE_BYTES, 2 * self.checkpoint_bytes):
+            warnings.append(
+                f"the disk is full: {self._free_bytes >> 10:,} KiB left for {self.directory.path}. Free some disk space; until then the "
                 "newest checkpoint stays as it is"
             )
-        return "; ".join(words) or None
+        return "; ".join(warnings) or None
 
     @property
     def target_reached(self) -> bool:
@@ -164,9 +164,9 @@ class RunView:
     @property
     def recent_steps_per_s(self) -> float | None:
         """Environment steps per second over the last WINDOW_S seconds of training."""
-        if len(self._pace) < 2:
+        if len(self._progress) < 2:
             return self.steps_per_s
-        (start_s, start_steps), (end_s, end_steps) = self._pace[0], self._pace[-1]
+        (start_s, start_steps), (end_s, end_steps) = self._progress[0], self._progress[-1]
         return (end_steps - start_steps) / (end_s - start_s) if end_s > start_s else None
 
     @property
@@ -209,6 +209,11 @@ class RunView:
         return max(self.episodes, sum(report.total_episodes or 0 for report in self.actors.values()))
 
     @property
+    def memory(self) -> dict[str, float]:
+        """What the learner last reported of its memory; empty before its first report."""
+        return self.training.memory if self.training else {}
+
+    @property
     def refused(self) -> int:
         """Segments that the learner rejected because of invalid values; they are among the dropped ones."""
         return self.training.dropped.get("refused", 0) if self.training else 0
@@ -243,16 +248,16 @@ class RunView:
     def lately(self) -> TimeTotals:
         """What the run has spent over the last DIAGNOSIS_S seconds that its learner reported."""
         now = self.totals
-        return now.since(self._marks[0]) if self._marks else now
+        return now.since(self._snapshots[0]) if self._snapshots else now
 
     @property
     def phases(self) -> dict[str, Seconds]:
         """Role → phase → seconds over all of the run's attempts, per actor, and for the manager as far as known."""
         spent = self.spent.phases
         if "learner" in spent:
-            judging_s = self.evaluation_s + self.final_evaluation_s
+            total_evaluation_s = self.evaluation_s + self.final_evaluation_s
             rest_s = sum(spent["learner"].values()) - self.evaluation_s
-            spent["manager"] = {"evaluate": judging_s, "other": max(0.0, rest_s)}
+            spent["manager"] = {"evaluate": total_evaluation_s, "other": max(0.0, rest_s)}
         return spent
 
     def summary(self, *, envs: int | None = None) -> dict[str, Any]:
@@ -261,7 +266,7 @@ class RunView:
         `envs` is the resolved number of environments, if the configuration leaves it open.
         """
         config, evaluation = self.config, self.final_evaluation
-        judged = evaluation or self.final_training
+        evaluated = evaluation or self.final_training
         reached = self.reached_evaluation
         summary = {
             "run": self.directory.id,
@@ -278,8 +283,8 @@ class RunView:
             "episodes": self.episodes,
             "agent_steps": self.training.agent_steps if self.training else None,
             "updates": self.updates,
-            "version": judged.version if judged else self.version,
-            "weights_sha256": judged.weights_sha256 if judged else None,
+            "version": evaluated.version if evaluated else self.version,
+            "weights_sha256": evaluated.weights_sha256 if evaluated else None,
             "train_return_mean": self.train_return_mean,
             "eval_return_mean": evaluation.return_mean if evaluation else None,
             "eval_return_std": evaluation.return_std if evaluation else None,
@@ -315,38 +320,38 @@ class RunView:
             if len(page) < _PAGE:
                 return
 
-    def _take_training(self, report: TrainingReport) -> None:
+    def _apply_training(self, report: TrainingReport) -> None:
         self.training = report
         if report.episodes is not None:
             self.episodes = report.episodes
-        self.spent.take("learner", report.phases, report.cpu_s)
-        self._mark(report.time_s)
+        self.spent.set_times("learner", report.phases, report.cpu_s)
+        self._take_snapshot(report.time_s)
         if report.final:
             self.final_training = report
-        self._pace.append((report.train_s, report.env_steps))
-        while len(self._pace) > 2 and report.train_s - self._pace[0][0] > WINDOW_S:
-            self._pace.popleft()
+        self._progress.append((report.train_s, report.env_steps))
+        while len(self._progress) > 2 and report.train_s - self._progress[0][0] > WINDOW_S:
+            self._progress.popleft()
         if self.train_return_mean is not None:
             _add_point(self.history, report.env_steps, self.train_return_mean)
 
-    def _mark(self, now_s: float) -> None:
-        if self._marks and now_s - self._marks[-1].time_s < _MARK_S:
+    def _take_snapshot(self, now_s: float) -> None:
+        if self._snapshots and now_s - self._snapshots[-1].time_s < _SNAPSHOT_INTERVAL_S:
             return
-        self._marks.append(self.totals if self._marks else TimeTotals(now_s))  # the first one: as of the start
-        while len(self._marks) > 1 and now_s - self._marks[1].time_s >= DIAGNOSIS_S:
-            self._marks.popleft()
+        self._snapshots.append(self.totals if self._snapshots else TimeTotals(now_s))  # the first one: as of the start
+        while len(self._snapshots) > 1 and now_s - self._snapshots[1].time_s >= DIAGNOSIS_S:
+            self._snapshots.popleft()
 
-    def _take_actor(self, report: ActorReport) -> None:
+    def _apply_actor(self, report: ActorReport) -> None:
         self.actors[report.actor] = report
-        self.spent.take(f"actor-{report.actor}", report.phases, report.cpu_s)
+        self.spent.set_times(f"actor-{report.actor}", report.phases, report.cpu_s)
         self.actors = dict(sorted(self.actors.items()))
         if report.total_episodes is None and (self.training is None or self.training.episodes is None):
             self.episodes += len(report.episodes) if report.num_episodes is None else report.num_episodes
-        self._recent.extend(self._episode_deduplicator.take(report))
+        self._recent.extend(self._episode_deduplicator.new_episodes(report))
         if self.final_training is not None and self.train_return_mean is not None:  # final report after the learner's
             _add_point(self.history, self.final_training.env_steps, self.train_return_mean)
 
-    def _take_evaluation(self, report: EvaluationReport) -> None:
+    def _apply_evaluation(self, report: EvaluationReport) -> None:
         self.last_evaluation = report
         self.num_evaluations += 1
         self.evaluations_waiting = report.waiting
@@ -362,7 +367,7 @@ class RunView:
             self.reached_evaluation = report
         _add_point(self.evaluations, report.env_steps, report.return_mean)
 
-    def _take_event(self, report: EventReport) -> None:
+    def _apply_event(self, report: EventReport) -> None:
         if report.kind == "metric":
             self.metrics.update(report.details["values"])
             return
@@ -373,18 +378,18 @@ class RunView:
             self.checkpoint_s += float(report.details.get("write_s", 0.0))
         elif report.kind == "restart":
             self._restarts[report.role] += 1
-            self.spent.ended(report.role)
+            self.spent.end_attempt(report.role)
         elif report.kind == "resume":
-            self._take_resume(report)
+            self._apply_resume(report)
 
-    def _take_resume(self, report: EventReport) -> None:
+    def _apply_resume(self, report: EventReport) -> None:
         """Handle that the run resumed from a checkpoint: the end of its previous attempt is not the run's end.
 
         Actors report whether they could resume exactly. Episodes that actors reported after that checkpoint are played
         again, so the checkpoint's own count is used.
         """
         if report.role == "supervisor":
-            self.spent.ended()
+            self.spent.end_attempt()
             self._total_steps = report.details.get("total_steps", self._total_steps)
             self._episode_deduplicator.rewind()
             self.episodes = int(report.details.get("episodes", 0))

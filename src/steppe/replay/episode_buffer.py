@@ -128,7 +128,7 @@ class GlobalBuffer:
             self._replay = SequenceReplay(self.pool, self.windowing)
         starts = np.arange(0, count - 1, self.windowing.step)
         with np.errstate(over="ignore", invalid="ignore"):  # non-finite estimates are replaced
-            priorities = self._replay.initial_priorities(columns, starts, whole=True)
+            priorities = self._replay.initial_priorities(columns, starts, complete=True)
         self._replay.write(columns, starts, 0, priorities)
 
     def get_data(self) -> Batch:
@@ -146,7 +146,7 @@ class GlobalBuffer:
         batch_size = self.batch_size if batch_size is None else batch_size
         if batch_size not in self._sequence_buffers:
             self._require_room(batch_size)
-            self._sequence_buffers[batch_size] = self._replay.room(batch_size)
+            self._sequence_buffers[batch_size] = self._replay.batch_buffer(batch_size)
         drawn = self._replay.draw(self._stream, self._sequence_buffers[batch_size], self.beta)
         first = {name: drawn.columns[name] for name in LEADING_COLUMNS}
         return Batch({**first, **drawn.columns}, drawn.weights, drawn.indices)

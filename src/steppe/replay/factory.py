@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.contracts.algorithm import Memory
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import SegmentSpec
@@ -54,19 +54,19 @@ def make_memory(
     from steppe.replay.sequence_memory import SequenceMemory, SequenceSamplingConfig
     from steppe.replay.transition_memory import ReplayMemory, SamplingConfig  # imports numba: only if needed
 
-    given = dict(agent)
-    of = partial(_select, given)
+    settings = dict(agent)
+    select = partial(_select, settings)
     used: ReplayBufferPool | RemoteReplayPool
     if replay_clients:
-        used = _remote_pool(agent, given, replay_clients)
+        used = _remote_pool(agent, settings, replay_clients)
     else:
-        disk = _storage_directory(str(given.get("buffer_storage", "memory")), directory, pool)
-        used = _pool(agent, given, spec, num_actors, pool, disk, num_buffers)
-    limits = of("batch_size", "learning_starts", "samples_per_insert", "beta")
+        disk = _storage_directory(str(settings.get("buffer_storage", "memory")), directory, pool)
+        used = _pool(agent, settings, spec, num_actors, pool, disk, num_buffers)
+    limits = select("batch_size", "learning_starts", "samples_per_insert", "beta")
     if agent.memory == "replay":
-        draws = SamplingConfig(**limits, **of("n_step", "gamma"), total_steps=total_steps)
+        draws = SamplingConfig(**limits, **select("n_step", "gamma"), total_steps=total_steps)
         return ReplayMemory(spec, used, draws, stream=stream)
-    sequences = SequenceSamplingConfig(**limits, windowing=_windowing(given), total_steps=total_steps)
+    sequences = SequenceSamplingConfig(**limits, windowing=_windowing(settings), total_steps=total_steps)
     return SequenceMemory(spec, used, sequences, stream=stream)
 
 
@@ -79,49 +79,49 @@ def make_replay_shard(
     from steppe.replay.sequence_windows import SequenceReplay, step_fields
     from steppe.replay.transition_memory import ensure_columns
 
-    given = dict(agent)
-    disk = _storage_directory(str(given.get("buffer_storage", "memory")), directory, None)
-    pool = _pool(agent, {**given, "buffer_size": _capacity_per_buffer(given, num_shards)}, spec, 1, None, disk, 1)
+    settings = dict(agent)
+    disk = _storage_directory(str(settings.get("buffer_storage", "memory")), directory, None)
+    pool = _pool(agent, {**settings, "buffer_size": _capacity_per_buffer(settings, num_shards)}, spec, 1, None, disk, 1)
     sequences = agent.memory == "sequences"
     ensure_columns(pool, step_fields(spec) if sequences else transition_fields(spec), 1)
-    return ReplayShard(pool, SequenceReplay(pool, _windowing(given)) if sequences else None)
+    return ReplayShard(pool, SequenceReplay(pool, _windowing(settings)) if sequences else None)
 
 
-def _select(given: dict[str, Any], *known: str) -> dict[str, Any]:
-    return {name: given[name] for name in known if name in given}
+def _select(settings: dict[str, Any], *known: str) -> dict[str, Any]:
+    return {name: settings[name] for name in known if name in settings}
 
 
-def _windowing(given: dict[str, Any]) -> Windowing:
+def _windowing(settings: dict[str, Any]) -> Windowing:
     from steppe.replay.sequence_windows import Windowing
 
-    named = {"sequence_length": "length", "sequence_stride": "stride", "value_rescaling": "rescaled"}
-    shape = _select(given, *named, "burn_in", "n_step", "gamma")
-    return Windowing(**{named.get(name, name): value for name, value in shape.items()})
+    renamed = {"sequence_length": "length", "sequence_stride": "stride", "value_rescaling": "rescaled"}
+    shape = _select(settings, *renamed, "burn_in", "n_step", "gamma")
+    return Windowing(**{renamed.get(name, name): value for name, value in shape.items()})
 
 
-def _capacity_per_buffer(given: dict[str, Any], num_buffers: int) -> int:
+def _capacity_per_buffer(settings: dict[str, Any], num_buffers: int) -> int:
     """Return the capacity of each buffer: buffer_size / num_buffers, rounded up."""
-    return -(-int(given["buffer_size"]) // num_buffers)
+    return -(-int(settings["buffer_size"]) // num_buffers)
 
 
-def _alpha(agent: AgentConfig, given: dict[str, Any]) -> float | None:
+def _alpha(agent: AgentConfig, settings: dict[str, Any]) -> float | None:
     """Return the priority exponent: None for uniform sampling of rows, 0 for uniform sampling of sequence starts."""
-    if given.get("prioritized", False):
-        return float(given.get("alpha", 0.6))
+    if settings.get("prioritized", False):
+        return float(settings.get("alpha", 0.6))
     return 0.0 if agent.memory == "sequences" else None
 
 
-def _remote_pool(agent: AgentConfig, given: dict[str, Any], replay_clients: Sequence[RpcClient]) -> RemoteReplayPool:
+def _remote_pool(agent: AgentConfig, settings: dict[str, Any], replay_clients: Sequence[RpcClient]) -> RemoteReplayPool:
     from steppe.replay.remote.client import RemoteReplayPool
 
     return RemoteReplayPool(
-        replay_clients, _capacity_per_buffer(given, len(replay_clients)), alpha=_alpha(agent, given)
+        replay_clients, _capacity_per_buffer(settings, len(replay_clients)), alpha=_alpha(agent, settings)
     )
 
 
 def _pool(
     agent: AgentConfig,
-    given: dict[str, Any],
+    settings: dict[str, Any],
     spec: SegmentSpec,
     num_actors: int,
     pool: ReplayBufferPool | None,
@@ -131,23 +131,23 @@ def _pool(
     """Return the caller's pool or a new one; raise ConfigError if the pool is unsuitable or does not fit."""
     from steppe.replay.pool import ReplayBufferPool
 
-    missing = [name for name in ("buffer_size", "batch_size") if name not in given]
+    missing = [name for name in ("buffer_size", "batch_size") if name not in settings]
     if missing:
         raise ConfigError(
             f"{type(agent).__name__} has memory = {agent.memory!r} but no field {missing[0]}: extend DQNConfig or add it"
         )
-    prioritized = bool(given.get("prioritized", False))
+    prioritized = bool(settings.get("prioritized", False))
     if pool is not None and prioritized and not pool.use_prioritized:
         raise ConfigError("prioritized=true needs a pool made with use_prioritized=True")
     given_size = None if pool is None else pool.num_buffers * pool.buffer_capacity
     if pool is None or not pool.store.fields:
-        _require_available(*_estimate_bytes(agent, given, spec, num_actors, given_size), disk)
+        _require_available(*_estimate_bytes(agent, settings, spec, num_actors, given_size), disk)
     if pool is not None and num_buffers > 1:
-        raise ConfigError("the pool that was given says how many buffers there are: leave flow.replay_roles out")
+        raise ConfigError("the given pool decides the number of buffers: leave flow.replay_roles out")
     if pool is not None:
         return pool
-    alpha = _alpha(agent, given)
-    share = _capacity_per_buffer(given, num_buffers)
+    alpha = _alpha(agent, settings)
+    share = _capacity_per_buffer(settings, num_buffers)
     tree = prioritized or agent.memory == "sequences"
     return ReplayBufferPool(num_buffers, share, use_prioritized=tree, alpha=alpha or 0.0, disk_path=disk)
 
@@ -162,24 +162,24 @@ def estimate_replay_bytes(agent: AgentConfig, spec: SegmentSpec, num_actors: int
 
 def require_replay_memory(agent: AgentConfig, spec: SegmentSpec, num_actors: int) -> None:
     """Raise ConfigError unless the agent's replay fits into the available memory; replay on disk is not checked."""
-    given = dict(agent)
-    if given.get("buffer_size") is not None and given.get("buffer_storage", "memory") == "memory":
+    settings = dict(agent)
+    if settings.get("buffer_size") is not None and settings.get("buffer_storage", "memory") == "memory":
         _require_available(*estimate_replay_bytes(agent, spec, num_actors), None)
 
 
 def _estimate_bytes(
-    agent: AgentConfig, given: dict[str, Any], spec: SegmentSpec, num_actors: int, size: int | None = None
+    agent: AgentConfig, settings: dict[str, Any], spec: SegmentSpec, num_actors: int, size: int | None = None
 ) -> tuple[int, int, int]:
     from steppe.replay.nstep import transition_fields
     from steppe.replay.sequence_windows import step_fields
     from steppe.replay.store.columns import bytes_per_row
 
-    size = int(given["buffer_size"]) if size is None else size
+    size = int(settings["buffer_size"]) if size is None else size
     sequences = agent.memory == "sequences"
     fields = step_fields(spec) if sequences else transition_fields(spec)
-    tree = bool(given.get("prioritized", False)) or sequences
+    tree = bool(settings.get("prioritized", False)) or sequences
     row_bytes = bytes_per_row(fields, interleaved=tree) + TREE_BYTES * tree
-    open_rows = num_actors * spec.num_envs * int(given.get("n_step", 1))
+    open_rows = num_actors * spec.num_envs * int(settings.get("n_step", 1))
     return size, row_bytes, (size + open_rows) * row_bytes
 
 
@@ -212,11 +212,11 @@ def _storage_directory(storage: str, directory: Path | None, pool: ReplayBufferP
 def _require_available(size: int, row_bytes: int, need: int, disk: Path | None) -> None:
     available, what = (available_bytes(), "memory") if disk is None else (free_bytes(disk), "disk")
     if available is not None and need > MAX_MEMORY_SHARE * available:
-        fitting = int(MAX_MEMORY_SHARE * available / row_bytes)
-        way = ", or set buffer_storage=disk" if disk is None else ""
+        max_transitions = int(MAX_MEMORY_SHARE * available / row_bytes)
+        hint = ", or set buffer_storage=disk" if disk is None else ""
         raise ConfigError(
             f"a replay of {size:,} transitions (buffer_size) needs {need / 2**30:.1f} GiB ({row_bytes:,} bytes each), but {available / 2**30:.1f} GiB "
-            f"of {what} are available: at most about {fitting:,} transitions fit{way}"
+            f"of {what} are available: at most about {max_transitions:,} transitions fit{hint}"
         )
 
 

@@ -6,9 +6,9 @@ same store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -23,6 +23,13 @@ from steppe.replay.store.store import ArrayLike, ReplayStore
 ALPHA = 0.6
 BETA = 0.4
 Routing = Literal["round_robin", "least_filled", "by_source"]
+
+
+class RunMemory(Protocol):
+    """Reports of a run whose learner keeps the experience in another process, as a RunView has them."""
+
+    @property
+    def memory(self) -> Mapping[str, float]: ...
 
 
 class ReplayBufferPool:
@@ -57,6 +64,7 @@ class ReplayBufferPool:
         self.save_path = None if save_path is None else Path(save_path)
         self.routing = routing
         self.beta = BETA
+        self._run: RunMemory | None = None
         disk = None if disk_path is None else Path(disk_path)
         self.store = ReplayStore(buffer_capacity, num_buffers, alpha=alpha if use_prioritized else None, disk=disk)
         self.turn = 0  # the next buffer in round-robin routing
@@ -114,10 +122,15 @@ class ReplayBufferPool:
         """Set the priorities of experiences by the "indices" of a batch; `get_buffer_stats` counts stale updates."""
         self.store.update_priorities(indices, priorities)
 
+    def follow_run(self, run: RunMemory | None) -> None:
+        """Include in the statistics what a run's learner reports of its own buffer; None: this pool is in use itself."""
+        self._run = run
+
     def get_buffer_stats(self) -> dict[str, Any]:
         """Return the fill of the pool and of each buffer; `added` counts all writes, including overwritten experience.
 
-        `stale_updates` counts priority updates that were ignored because their experience had been overwritten.
+        `stale_updates` counts priority updates that were ignored because their experience had been overwritten. `run`, if the newest run has its learner in another process, is what that learner last reported of
+        its buffer; this pool is only the description of it, and stays as it is.
         """
         buffers = [
             {
@@ -138,7 +151,7 @@ class ReplayBufferPool:
             "utilization": total / capacity,
             "stale_updates": self.store.stale,
             "buffers": buffers,
-        }
+        } | ({} if self._run is None else {"run": dict(self._run.memory)})
 
     def get_total_experiences(self) -> int:
         """Return the number of experiences in all buffers."""
@@ -158,18 +171,18 @@ class ReplayBufferPool:
         with store.lock:
             sizes = store.size.copy()
             share, rest = divmod(len(store), self.num_buffers)
-            goal = np.full(self.num_buffers, share)
-            goal[np.argsort(-sizes, kind="stable")[:rest]] += 1
+            target_sizes = np.full(self.num_buffers, share)
+            target_sizes[np.argsort(-sizes, kind="stable")[:rest]] += 1
             ordered = [store.slots_oldest_first(part) for part in range(self.num_buffers)]
-            surplus = np.maximum(0, sizes - goal)
-            moving = np.concatenate([slots[:more] for slots, more in zip(ordered, surplus, strict=True)])
+            surplus = np.maximum(0, sizes - target_sizes)
+            moved = np.concatenate([slots[:more] for slots, more in zip(ordered, surplus, strict=True)])
             content, taken = {}, 0
             for part in range(self.num_buffers):
                 kept = ordered[part][surplus[part] :]
-                wanted = int(goal[part]) - len(kept)
-                if wanted or surplus[part]:
-                    content[part] = store.rows(np.concatenate([moving[taken : taken + wanted], kept]))
-                taken += wanted
+                num_wanted = int(target_sizes[part]) - len(kept)
+                if num_wanted or surplus[part]:
+                    content[part] = store.rows(np.concatenate([moved[taken : taken + num_wanted], kept]))
+                taken += num_wanted
             store.exchange(content)
 
     @typechecked
@@ -192,10 +205,10 @@ class ReplayBufferPool:
         """Restore what `save_buffers` wrote, all or nothing; the next batches equal those of the saved pool."""
         where = self._path(path)
         state, saved = load_state(where)
-        mine = (self.num_buffers, self.buffer_capacity, self.use_prioritized)
-        theirs = (saved.num_buffers, saved.capacity, saved.prioritized)
-        if theirs != mine:
-            raise UsageError(f"the saved pool has (buffers, capacity, prioritized) = {theirs}, this one {mine}")
+        own = (self.num_buffers, self.buffer_capacity, self.use_prioritized)
+        saved_shape = (saved.num_buffers, saved.capacity, saved.prioritized)
+        if saved_shape != own:
+            raise UsageError(f"the saved pool has (buffers, capacity, prioritized) = {saved_shape}, this one {own}")
         try:
             self._require_keys(column_names(state["store"]))
             turn, beta = int(state["turn"]) % self.num_buffers, float(state.get("beta", self.beta))
@@ -206,8 +219,8 @@ class ReplayBufferPool:
             raise DamagedFile(f"the saved buffers at {where} are damaged: {type(error).__name__} {error}") from None
         self.turn, self.beta = turn, beta
         self._stream.bit_generator.state = state["stream"]
-        for buffer, own in zip(self.buffers, betas, strict=False):
-            buffer.beta = own  # type: ignore[attr-defined]
+        for buffer, buffer_beta in zip(self.buffers, betas, strict=False):
+            buffer.beta = buffer_beta  # type: ignore[attr-defined]
 
     def _require_keys(self, names: Sequence[str]) -> None:
         if self.experience_keys is not None and set(self.experience_keys) != set(names):

@@ -25,11 +25,11 @@ class RateLimiter:
 
     def stats(self) -> dict[str, float]:
         """Return the counts of insertions and samples; samples_per_insert counts from learning_starts on."""
-        paid = self.inserted - self.learning_starts
+        allowed_inserts = self.inserted - self.learning_starts
         return {
             "inserted": float(self.inserted),
             "sampled": float(self.sampled),
-            "samples_per_insert": self.sampled / paid if paid > 0 else 0.0,
+            "samples_per_insert": self.sampled / allowed_inserts if allowed_inserts > 0 else 0.0,
         }
 
     def state(self) -> Tree:

@@ -18,7 +18,7 @@ class RolloutBuffer:
 
     def __init__(self, spec: SegmentSpec) -> None:
         self.spec = spec
-        self._room = 0  # capacity of the buffers, in segments
+        self._capacity = 0  # capacity of the buffers, in segments
         self._buffers: dict[str, np.ndarray] = {}
         self._batch: Batch | None = None
         self._rows = 0
@@ -34,14 +34,14 @@ class RolloutBuffer:
         columns = self._columns(len(segments))
         width = self.spec.num_envs
         for index, segment in enumerate(segments):
-            place = slice(index * width, (index + 1) * width)
+            columns_of_segment = slice(index * width, (index + 1) * width)
             for name, column in columns.items():
                 if name != "final_obs":
-                    column[:, place] = segment[name]
+                    column[:, columns_of_segment] = segment[name]
             cut = segment.cut  # final_obs is defined only at cuts: do not touch its other memory pages
-            columns["final_obs"][:, place][cut] = segment["final_obs"][cut]
+            columns["final_obs"][:, columns_of_segment][cut] = segment["final_obs"][cut]
         versions = tuple(segment.header.version for segment in segments if segment.header is not None)
-        self._take(Batch(columns, versions=versions))
+        self._set_batch(Batch(columns, versions=versions))
 
     def wants_data(self) -> bool:
         return not self.ready()
@@ -78,9 +78,9 @@ class RolloutBuffer:
             columns = self._columns(len(state["versions"]))
             for name, column in columns.items():
                 column[...] = state["columns"][name]
-            self._take(Batch(columns, versions=tuple(state["versions"])))
+            self._set_batch(Batch(columns, versions=tuple(state["versions"])))
 
-    def _take(self, batch: Batch) -> None:
+    def _set_batch(self, batch: Batch) -> None:
         self._batch = batch
         self._rows = int(np.count_nonzero(batch["valid"]))
 
@@ -90,9 +90,9 @@ class RolloutBuffer:
         for field in self.spec.fields:
             num_steps, num_envs, *rest = self.spec.shape(field)
             shapes[field.name] = (num_steps, num_envs * count, *rest)
-        if count > self._room:
+        if count > self._capacity:
             self._buffers = {f.name: np.zeros(math.prod(shapes[f.name]), f.dtype) for f in self.spec.fields}
-            self._room = count
+            self._capacity = count
         return {name: self._buffers[name][: math.prod(shape)].reshape(shape) for name, shape in shapes.items()}
 
     def _require(self, segment: Segment) -> None:

@@ -71,7 +71,7 @@ class SegmentSplitter:
         self.limit = max(MIN_FLUSH_STEPS, 4 * rules.rows)
         self._fields = [f for f in step_fields(spec) if f not in POSITION_FIELDS]
         self._streams: dict[int, list[FragmentBuilder]] = {}
-        self._seen: dict[int, tuple[int, LastStep]] = {}  # by actor: last sequence number, last step
+        self._last_steps: dict[int, tuple[int, LastStep]] = {}  # by actor: last sequence number, last step
 
     def split(self, segment: Segment) -> Iterator[EpisodeFragment]:
         """Yield the fragments that a segment completes."""
@@ -83,18 +83,20 @@ class SegmentSplitter:
             streams += self._new_streams()
         elif not self._continues(segment):
             for env, stream in enumerate(streams):
-                yield from stream.end(_select_env(self._seen[actor][1], env))
+                yield from stream.end(_select_env(self._last_steps[actor][1], env))
         columns = group_by_env(segment)
         for env, stream in enumerate(streams):
-            yield from self._take(stream, columns, env)
+            yield from self._add_steps(stream, columns, env)
         last = {name: columns[name][-1].copy() for name in COLUMNS_WITH_BOOTSTRAP_ROW if name in columns}
         if "live" in columns:
             last["live"] = columns["live"][-1] & ~columns["truncated"][-1] & ~columns["terminated"][-1]
-        self._seen[actor] = number, last
+        self._last_steps[actor] = number, last
 
-    def _take(self, stream: FragmentBuilder, columns: Mapping[str, np.ndarray], env: int) -> Iterator[EpisodeFragment]:
+    def _add_steps(
+        self, stream: FragmentBuilder, columns: Mapping[str, np.ndarray], env: int
+    ) -> Iterator[EpisodeFragment]:
         """Append one environment's steps, split at episode ends and at the capacity of the open fragment."""
-        valid, ended = columns["there"][:, env], columns["ended"][:, env]
+        valid, ended = columns["present"][:, env], columns["ended"][:, env]
         t, num_steps = 0, self.spec.num_steps
         while t < num_steps:
             if not valid[t]:
@@ -113,9 +115,9 @@ class SegmentSplitter:
 
     def _continues(self, segment: Segment) -> bool:
         assert segment.header is not None
-        number, seen = self._seen[segment.header.actor]
+        number, last_step = self._last_steps[segment.header.actor]
         return segment.header.sequence == number + 1 and np.array_equal(
-            segment["obs"][0].reshape(seen["obs"].shape), seen["obs"]
+            segment["obs"][0].reshape(last_step["obs"].shape), last_step["obs"]
         )
 
     def _new_streams(self) -> list[FragmentBuilder]:
@@ -133,8 +135,8 @@ class SegmentSplitter:
         """Return the open fragments."""
         return {
             str(actor): {
-                "sequence": self._seen[actor][0],
-                "last": {name: column.copy() for name, column in self._seen[actor][1].items()},
+                "sequence": self._last_steps[actor][0],
+                "last": {name: column.copy() for name, column in self._last_steps[actor][1].items()},
                 "next_starts": [stream.next_start for stream in streams],
                 "open": [{n: c[: stream.count].copy() for n, c in stream.columns.items()} for stream in streams],
             }
@@ -143,10 +145,10 @@ class SegmentSplitter:
 
     def restore(self, state: Tree) -> None:
         """Restore what `state` returned."""
-        self._streams, self._seen = {}, {}
+        self._streams, self._last_steps = {}, {}
         for actor, saved in state.items():
             last = {name: np.array(column) for name, column in saved["last"].items()}
-            self._seen[int(actor)] = int(saved["sequence"]), last
+            self._last_steps[int(actor)] = int(saved["sequence"]), last
             streams = self._streams[int(actor)] = self._new_streams()
             for stream, rows, start in zip(streams, saved["open"], saved["next_starts"], strict=True):
                 stream.append(rows)
@@ -161,12 +163,12 @@ def group_by_env(segment: Segment) -> dict[str, np.ndarray]:
     """
     agents, columns = segment.spec.num_agents, segment.columns
     if agents == 1:
-        return {**columns, "there": columns["valid"], "ended": segment.ended}
+        return {**columns, "present": columns["valid"], "ended": segment.ended}
     grouped = {name: column.reshape(len(column), -1, agents, *column.shape[2:]) for name, column in columns.items()}
     live = grouped["valid"]
     grouped["reward"] = np.where(live, grouped["reward"], np.float32(0))
     grouped["terminated"] = grouped["terminated"] & live
-    return {**grouped, "live": live, "there": np.any(live, axis=2), "ended": segment.ended}
+    return {**grouped, "live": live, "present": np.any(live, axis=2), "ended": segment.ended}
 
 
 def _select_env(last: LastStep, env: int) -> LastStep:

@@ -61,7 +61,7 @@ class SequenceMemory:
             )
         kind = RemoteSequenceReplay if isinstance(pool, RemoteReplayPool) else SequenceReplay
         self.replay = kind(pool, draws.windowing)
-        self._sequence_buffers = self.replay.room(draws.batch_size), self.replay.room(draws.batch_size)
+        self._sequence_buffers = self.replay.batch_buffer(draws.batch_size), self.replay.batch_buffer(draws.batch_size)
         self._prefetch = BatchPrefetcher(self._sequence_buffers[0].batch_buffer.block.nbytes)
         self._steps_per_batch = draws.batch_size * draws.windowing.length
         self._can_sample = False
@@ -73,13 +73,13 @@ class SequenceMemory:
             if segment.spec != self.spec:
                 raise UsageError(f"a segment of {segment.spec} does not fit a memory of {self.spec}")
             assert segment.header is not None
-            for piece in self._streams.split(segment):
-                self._prefetch.submit(partial(self._write, piece, segment.header.actor))
+            for fragment in self._streams.split(segment):
+                self._prefetch.submit(partial(self._write, fragment, segment.header.actor))
             self.limiter.inserted += segment.env_steps
 
-    def _write(self, piece: EpisodeFragment, actor: int) -> None:
-        rows, starts, whole = piece
-        self.replay.write(rows, starts, actor, self.replay.initial_priorities(rows, starts, whole=whole))
+    def _write(self, fragment: EpisodeFragment, actor: int) -> None:
+        rows, starts, complete = fragment
+        self.replay.write(rows, starts, actor, self.replay.initial_priorities(rows, starts, complete=complete))
 
     def ready(self) -> bool:
         if not self.limiter.allows():

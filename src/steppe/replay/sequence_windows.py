@@ -26,7 +26,8 @@ import numpy as np
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import FieldSpec, SegmentSpec
-from steppe.core.sequences import inverse_rescale_value, rescale_value, sequence_priority
+from steppe.core.priorities import sequence_priority
+from steppe.core.value_rescaling import inverse_rescale_value, rescale_value
 from steppe.replay.kernels.copy import compiled
 from steppe.replay.kernels.ring_index import CURSOR, SIZE
 from steppe.replay.pool import ReplayBufferPool
@@ -48,7 +49,7 @@ class Windowing:
     stride: int | None = None  # default: length, without overlap
     n_step: int = 1
     gamma: float = 0.99
-    rescaled: bool = False  # the actor's values are rescaled as in core/sequences.py
+    rescaled: bool = False  # the actor's values are rescaled as in core/value_rescaling.py
     states: tuple[str, ...] = ("hidden",)  # columns of which a batch has only the window's first row
 
     def __post_init__(self) -> None:
@@ -98,24 +99,28 @@ class SequenceReplay:
         self._agents = next(f.shape for f in store.fields if f.name == "reward")
         self.sequences = 0  # number of sequences ever written
 
-    def write(self, piece: Mapping[str, np.ndarray], starts: np.ndarray, source: int, priorities: np.ndarray) -> None:
+    def write(
+        self, fragment: Mapping[str, np.ndarray], starts: np.ndarray, source: int, priorities: np.ndarray
+    ) -> None:
         """Store a fragment in one buffer; sequences start at rows `starts`."""
-        count = len(piece["reward"])
+        count = len(fragment["reward"])
         if count > self.store.capacity:
             raise ConfigError(f"an episode of {count} rows does not fit a buffer of {self.store.capacity}")
         rows = np.arange(count, dtype=np.int32)
         leaves = np.zeros(count)
         leaves[starts] = priorities
-        self.store.write(self.pool.route(source), {**piece, "before": rows, "after": rows[::-1]}, leaves)
+        self.store.write(self.pool.route(source), {**fragment, "before": rows, "after": rows[::-1]}, leaves)
         self.pool.routed()
         self.sequences += len(starts)
 
-    def initial_priorities(self, fragment: Mapping[str, np.ndarray], starts: np.ndarray, *, whole: bool) -> np.ndarray:
+    def initial_priorities(
+        self, fragment: Mapping[str, np.ndarray], starts: np.ndarray, *, complete: bool
+    ) -> np.ndarray:
         """Return priorities of new sequences: the actor's own TD errors if it recorded values, else the largest yet."""
         largest = self.store.max_priority
         if "q_val" not in fragment:
             return np.full(len(starts), largest)
-        own = estimate_priorities(fragment, starts, self.windowing, whole=whole)
+        own = estimate_priorities(fragment, starts, self.windowing, complete=complete)
         return np.where(np.isfinite(own), np.maximum(own, MIN_PRIORITY), largest)
 
     @property
@@ -123,14 +128,14 @@ class SequenceReplay:
         """Whether a sequence can be sampled."""
         return self.store.can_sample
 
-    def room(self, count: int) -> SequenceBatchBuffer:
+    def batch_buffer(self, count: int) -> SequenceBatchBuffer:
         """Return reusable arrays for batches of `count` sequences."""
         return SequenceBatchBuffer(self.windowing, self._gatherer, count, self._agents)
 
     def draw(self, stream: np.random.Generator, into: SequenceBatchBuffer, beta: float) -> Batch:
         """Sample `into.count` sequences in proportion to their priorities, with importance weights."""
         store = self.store
-        assert isinstance(store, ReplayStore), "rows that lie elsewhere are drawn there"
+        assert isinstance(store, ReplayStore), "rows of remote shards are drawn by the shards"
         with store.lock:
             starts, leaves = store.draw(stream, into.count)
             states = self.fill_windows(starts, into)
@@ -140,7 +145,7 @@ class SequenceReplay:
     def fill_windows(self, starts: np.ndarray, into: SequenceBatchBuffer) -> dict[str, np.ndarray]:
         """Fill `into` with the windows around the slots `starts`; return the recurrent states at their first rows."""
         store, rules, columns = self.store, self.windowing, self.store.columns
-        assert isinstance(store, ReplayStore), "rows that lie elsewhere are laid there"
+        assert isinstance(store, ReplayStore), "rows of remote shards are gathered by the shards"
         reward, ends = (columns[name].reshape(len(columns[name]), -1) for name in ("reward", "terminated"))
         meta = columns["before"], columns["after"], reward, ends
         _fill_windows(
@@ -156,11 +161,11 @@ class SequenceBatchBuffer:
 
     def __init__(self, rules: Windowing, gathering: BatchGatherer, count: int, agents: tuple[int, ...]) -> None:
         shape = (rules.rows, count)
-        paid = (*shape, *(agents or (1,)))
+        reward_shape = (*shape, *(agents or (1,)))
         self.count = count
         self.slots = np.empty(shape, np.int64)
         self.valid, self.learn = np.empty(shape, np.bool_), np.empty(shape, np.bool_)
-        self.reward, self.terminated = np.empty(paid, np.float32), np.empty(paid, np.bool_)
+        self.reward, self.terminated = np.empty(reward_shape, np.float32), np.empty(reward_shape, np.bool_)
         self.discount = np.empty(shape, np.float32)
         self.following = np.empty(shape, np.int64)
         self.batch_buffer = gathering.batch_buffer(rules.rows * count)
@@ -177,21 +182,21 @@ class SequenceBatchBuffer:
 
 
 def estimate_priorities(
-    fragment: Mapping[str, np.ndarray], starts: np.ndarray, windowing: Windowing, *, whole: bool
+    fragment: Mapping[str, np.ndarray], starts: np.ndarray, windowing: Windowing, *, complete: bool
 ) -> np.ndarray:
     """Return priorities of new sequences from the actor's own values, column q_val [rows, …, actions]; NaN if unknown.
 
     The TD error is |r + … + gamma ** m · max q(s_m) − q(s, a)| with m at most n_step. There is no bootstrap after a
-    termination; if the values end before the episode does, m is limited to the rows that have values. With `whole`, the
+    termination; if the values end before the episode does, m is limited to the rows that have values. With `complete`, the
     last row has only an observation. With several agents, their mean error counts.
     """
     rows = len(fragment["reward"])
     steps = rows - 1
-    known = steps + (not whole)  # rows with values
+    known = steps + (not complete)  # rows with values
     # [rows, agents, actions]
     values = fragment["q_val"].astype(np.float64).reshape(rows, -1, fragment["q_val"].shape[-1])
     reward, ends = fragment["reward"].astype(np.float64).reshape(rows, -1), fragment["terminated"].reshape(rows, -1)
-    there = fragment["live"].reshape(rows, -1) if "live" in fragment else np.ones(values.shape[:2], np.bool_)
+    present = fragment["live"].reshape(rows, -1) if "live" in fragment else np.ones(values.shape[:2], np.bool_)
     chosen = np.take_along_axis(values, fragment["action"].reshape(rows, -1, 1).astype(np.int64), axis=2)[:steps, :, 0]
     t = np.arange(steps)[:, None]
     count, total, ended = np.minimum(windowing.n_step, steps - t), np.zeros(1), np.zeros(1, np.bool_)
@@ -200,15 +205,15 @@ def estimate_priorities(
     count = np.where(ended, count, np.minimum(count, known - 1 - t))
     for k in range(windowing.n_step):
         total = total + np.where(k < count, windowing.gamma**k * reward[np.minimum(t[:, 0] + k, steps - 1)], 0.0)
-    then = np.broadcast_to(np.minimum(t + count, known - 1), chosen.shape)
-    best = np.take_along_axis(values.max(axis=2), then, axis=0)
+    last_step = np.broadcast_to(np.minimum(t + count, known - 1), chosen.shape)
+    best = np.take_along_axis(values.max(axis=2), last_step, axis=0)
     target = total + np.where(ended, 0.0, windowing.gamma**count) * (
         inverse_rescale_value(best) if windowing.rescaled else best
     )
     errors = np.abs((rescale_value(target) if windowing.rescaled else target) - chosen)
-    told = there[:steps] & (ended | ((count > 0) & np.take_along_axis(there, then, axis=0)))
-    number = told.sum(axis=1)
-    means = np.where(told, errors, 0.0).sum(axis=1) / np.maximum(number, 1)
+    usable = present[:steps] & (ended | ((count > 0) & np.take_along_axis(present, last_step, axis=0)))
+    number = usable.sum(axis=1)
+    means = np.where(usable, errors, 0.0).sum(axis=1) / np.maximum(number, 1)
     windows = np.minimum(starts[None, :] + np.arange(windowing.length)[:, None], steps - 1)
     counted = (number > 0)[windows] & (starts[None, :] + np.arange(windowing.length)[:, None] < steps)
     return np.where(counted.any(axis=0), sequence_priority(means[windows], counted), np.nan)
@@ -243,24 +248,24 @@ def _fill_windows(
         position = start - part * capacity
         oldest = rings[CURSOR, part] if rings[SIZE, part] == capacity else 0
         kept = (position - oldest) % capacity  # rows before the start that are not overwritten
-        lead = min(burn_in, np.int64(before[start]), kept)
+        num_before = min(burn_in, np.int64(before[start]), kept)
         left = np.int64(after[start])
         steps = min(length, left)
-        rows = lead + min(length + n_step, left + 1)
+        rows = num_before + min(length + n_step, left + 1)
         for t in range(num_rows):
             row = min(t, rows - 1)
-            slots[t, i] = part * capacity + (position - lead + row) % capacity
+            slots[t, i] = part * capacity + (position - num_before + row) % capacity
             valid[t, i] = t < rows
-            learn[t, i] = lead <= t < lead + steps
+            learn[t, i] = num_before <= t < num_before + steps
             discount[t, i], following[t, i] = 0.0, row
             reward[t, i, :], terminated[t, i, :] = 0.0, True
-        for t in range(lead, lead + steps):
-            count = min(n_step, left - (t - lead))
+        for t in range(num_before, num_before + steps):
+            count = min(n_step, left - (t - num_before))
             following[t, i] = t + count
             for agent in range(reward.shape[2]):
                 total, factor, ended = 0.0, 1.0, False
                 for k in range(count):
-                    slot = part * capacity + (position - lead + t + k) % capacity
+                    slot = part * capacity + (position - num_before + t + k) % capacity
                     total += factor * rewards[slot, agent]
                     factor *= gamma
                     ended |= ends[slot, agent]

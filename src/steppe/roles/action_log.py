@@ -31,7 +31,7 @@ class ActionLog:
         self._origin: Tree = {"after": None}
         self._actions: list[np.ndarray] = []
         self._num_bytes = 0
-        self._whole = True
+        self._complete = True
 
     def begin(self, *, after: int | None) -> None:
         """Restart the log at a reset: with the actor's initial seeds, or with its seeds `after` a segment."""
@@ -41,24 +41,24 @@ class ActionLog:
         """Restart the log at the packed state that a segment left, to which the environments were restored."""
         self._start({"state": state})
 
-    def lost(self) -> None:
+    def forget_origin(self) -> None:
         """Mark the starting point as unknown: the reset was unseeded, or the log grew too long."""
         self._start({"after": None})
-        self._whole = False
+        self._complete = False
 
     def record_segment(self, segment: Segment, *, resumable: bool) -> None:
         """Append a collected segment's actions; `resumable` says whether its state includes an environment snapshot."""
         if self._save_fault is None:
             return
         actions = segment["action"]
-        room = self._num_bytes + actions.nbytes <= MAX_ACTION_BYTES
-        if resumable and (not room or self._env.resume_kind == "exact"):
+        fits = self._num_bytes + actions.nbytes <= MAX_ACTION_BYTES
+        if resumable and (not fits or self._env.resume_kind == "exact"):
             self.resume(segment.state)
-        elif room:
+        elif fits:
             self._actions.append(actions.copy())
             self._num_bytes += actions.nbytes
         else:
-            self.lost()
+            self.forget_origin()
 
     def attach_to(self, error: EnvironmentFault, actions: np.ndarray | None) -> EnvironmentFault:
         """Save the log and return the fault with the command that reproduces it.
@@ -68,12 +68,12 @@ class ActionLog:
         if self._save_fault is None:
             return error
         try:
-            kept = self._save_fault(self._fault_record(error, actions))
+            saved = self._save_fault(self._fault_record(error, actions))
         except OSError as reason:
-            note = f"how it came to that could not be written down: {reason.strerror}"
+            note = f"the actions that led to it could not be saved: {reason.strerror}"
             return EnvironmentFault(f"{error}; {note}", error.details)
-        words = f"{error}; reproduce it with: {kept['reproduce']}"
-        return EnvironmentFault(words, {**error.details, **kept})
+        message = f"{error}; reproduce it with: {saved['reproduce']}"
+        return EnvironmentFault(message, {**error.details, **saved})
 
     def _fault_record(self, error: EnvironmentFault, actions: np.ndarray | None) -> Tree:
         cause = error.__cause__ or error
@@ -81,7 +81,7 @@ class ActionLog:
         return {
             "actor": self._actor,
             "origin": self._origin,
-            "whole": self._whole,
+            "whole": self._complete,
             "actions": np.concatenate(rows) if rows else None,
             "exception": type(cause).__name__,
             "message": str(error),
@@ -89,4 +89,4 @@ class ActionLog:
         }
 
     def _start(self, origin: Tree) -> None:
-        self._origin, self._actions, self._num_bytes, self._whole = origin, [], 0, True
+        self._origin, self._actions, self._num_bytes, self._complete = origin, [], 0, True

@@ -58,7 +58,7 @@ class Actor:
         self._bound_policy = BoundPolicy(policy, env)
         self.phases = PhaseTimer("env", "policy", "blocked", "other")
         self._obs = np.zeros((num_rows(env), *env.spec.obs.shape), env.spec.obs.dtype)
-        self._begun = False
+        self._started = False
         self._reported_episodes = 0  # how many of `episodes` were reported
         self.quota: EpisodeQuota | None = None  # set if the run has an episode limit
         self._action_log = ActionLog(index, env, save_fault)
@@ -73,7 +73,7 @@ class Actor:
             self.phases.switch("blocked")
             return False
         newer = self.update_weights()
-        if self.pending is None and self.collect_policy.open(self.sequence, self.version):
+        if self.pending is None and self.collect_policy.allows(self.sequence, self.version):
             self.pending = self.collect()
         if self.pending is None or not self.context.channel.offer(self.pending):
             self.phases.switch("blocked")
@@ -109,7 +109,7 @@ class Actor:
     def fill(self, segment: Segment) -> bool:
         """Fill a segment with T steps of every environment, header and state; return False if asked to stop."""
         self._bound_policy.assign_curriculum_stages()
-        self._begin()
+        self._reset_if_needed()
         started_s = self.context.clock()
         obs = segment["obs"]
         obs[0] = self._obs
@@ -124,7 +124,7 @@ class Actor:
         if "comm_mask" in segment.columns:
             segment["comm_mask"][-1] = self._bound_policy.comm_mask
         self.phases.switch("other")
-        require_finite(segment, segment.spec.num_steps, self._where)
+        require_finite(segment, segment.spec.num_steps, self._location)
         self._obs[...] = obs[-1]
         self.env_steps += segment.env_steps
         self.episodes += int(np.count_nonzero(segment.ended))
@@ -153,28 +153,28 @@ class Actor:
     def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
         """Continue after segment `sequence`: from its snapshot if possible, else with new episodes from `seeds`."""
         self.sequence = sequence + 1
-        known = codec.unpack(state) if state is not None else {}
-        self.env_steps, self.episodes = known.get("env_steps", 0), known.get("episodes", 0)
-        self._begun = True
-        if known:
-            self.policy.restore_acting(known["policy"])
-        if known and known["world"] is not None:
+        saved = codec.unpack(state) if state is not None else {}
+        self.env_steps, self.episodes = saved.get("env_steps", 0), saved.get("episodes", 0)
+        self._started = True
+        if saved:
+            self.policy.restore_acting(saved["policy"])
+        if saved and saved["world"] is not None:
             with contextlib.suppress(CannotResume):
-                self.env.restore(known["world"])
-                self._obs[...] = known["obs"]
+                self.env.restore(saved["world"])
+                self._obs[...] = saved["obs"]
                 self._action_log.resume(state)
-                self._resume_quota(known, exact=True)
-                self._reported_episodes = known.get("listed", 0)
+                self._resume_quota(saved, exact=True)
+                self._reported_episodes = saved.get("listed", 0)
                 return "exact"
         self._action_log.begin(after=sequence)
         self._reported_episodes = self.episodes
-        self._resume_quota(known, exact=False)
+        self._resume_quota(saved, exact=False)
         self._reset(seeds)
         return "episode-boundary"
 
-    def _resume_quota(self, known: Tree, *, exact: bool) -> None:
-        if self.quota is not None and "quota" in known:
-            self.quota.restore(known["quota"], exact=exact)
+    def _resume_quota(self, saved: Tree, *, exact: bool) -> None:
+        if self.quota is not None and "quota" in saved:
+            self.quota.restore(saved["quota"], exact=exact)
 
     def close(self) -> None:
         """Report the final state and close the environments."""
@@ -183,12 +183,12 @@ class Actor:
         finally:
             self.env.close()
 
-    def _begin(self) -> None:
-        if not self._begun or self.context.requested() == RESTART:
-            if self._begun:
-                self._action_log.lost()
+    def _reset_if_needed(self) -> None:
+        if not self._started or self.context.requested() == RESTART:
+            if self._started:
+                self._action_log.forget_origin()
             self._reset()
-            self._begun = True
+            self._started = True
 
     def _reset(self, seeds: np.random.SeedSequence | None = None) -> None:
         try:
@@ -199,7 +199,7 @@ class Actor:
     def _step(self, segment: Segment, t: int) -> None:
         """Step every environment once. On an exception, report a non-finite value first: it is the likelier cause."""
         if self.quota is not None and self.quota.exhausted:
-            self.quota.blank(segment, t)
+            self.quota.write_invalid(segment, t)
             return
         try:
             self.phases.switch("policy")
@@ -211,13 +211,13 @@ class Actor:
             if self.quota is not None:
                 self.quota.count(segment, t)
         except Exception as error:
-            require_finite(segment, t, self._where)
+            require_finite(segment, t, self._location)
             if isinstance(error, EnvironmentFault):
                 raise self._action_log.attach_to(error, segment["action"][: t + 1]) from error.__cause__
             raise
 
     @property
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"{self.name}, segment {self.sequence}"
 
     def report_if_silent(self, limit_s: float) -> None:
@@ -231,7 +231,7 @@ class Actor:
 
     def _report(self, state: str) -> None:
         self.phases.switch("other")
-        shares = get_agent_returns(self.env)
+        returns_by_agent = get_agent_returns(self.env)
         finished = self.env.take_finished()
         if self.quota is not None:
             finished = self.quota.counted_only(finished)
@@ -245,7 +245,9 @@ class Actor:
             env_steps=self.env_steps,
             episodes=finished[:num_new],  # none of an abandoned segment
             total_episodes=self.episodes,
-            agent_returns={} if shares is None else mean_returns_by_agent(self.env.spec.agents, shares),
+            agent_returns={}
+            if returns_by_agent is None
+            else mean_returns_by_agent(self.env.spec.agents, returns_by_agent),
             phases=dict(self.phases.seconds),
             rss_bytes=rss_bytes(),
             cpu_s=time.process_time(),
@@ -258,5 +260,5 @@ class Actor:
 
 def env_seeds(seed: int, actor: int, *, after: int | None = None) -> np.random.SeedSequence:
     """Return the seeds of an actor's environments: the initial ones, or those for new episodes `after` a segment."""
-    again = () if after is None else ("again", after)
-    return seeding.seed_sequence(seed, "actor", actor, "env", *again)
+    suffix = () if after is None else ("again", after)
+    return seeding.seed_sequence(seed, "actor", actor, "env", *suffix)

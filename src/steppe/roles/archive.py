@@ -64,18 +64,18 @@ class RunArchive:
         self._recorder.close()
         if self._pending_writes:
             raise DiskFull(
-                f"there is no room for the {' and the '.join(self._pending_writes)} weights in {self._directory.path}"
+                f"there is no disk space for the {' and the '.join(self._pending_writes)} weights in {self._directory.path}"
             )
 
-    def _write_when_possible(self, what: str, write: Callable[[], object]) -> None:
-        self._pending_writes[what] = write
+    def _write_when_possible(self, name: str, write: Callable[[], object]) -> None:
+        self._pending_writes[name] = write
         self._flush_pending_writes()
 
     def _flush_pending_writes(self) -> None:
-        for what, write in list(self._pending_writes.items()):
+        for name, write in list(self._pending_writes.items()):
             try:
                 with raising_disk_full(self._directory.path):
                     write()
             except DiskFull:
                 continue
-            del self._pending_writes[what]
+            del self._pending_writes[name]

@@ -22,7 +22,7 @@ AUTO_ERROR, AUTO_LEAST, AUTO_MOST = 0.02, 10, 200  # of evaluations with episode
 class Evaluation:
     """Returns and lengths of episodes, and frames of the first environment's first episode if recorded.
 
-    With several `agents`, `shares` holds each agent's return per episode, NaN if the agent was absent.
+    With several `agents`, `returns_by_agent` holds each agent's return per episode, NaN if the agent was absent.
     """
 
     returns: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Evaluation:
     frames: list[np.ndarray] = field(default_factory=list)
     more_videos: list[list[np.ndarray]] = field(default_factory=list)  # of the first environment's next episodes
     agents: tuple[str, ...] = ()
-    shares: list[np.ndarray] = field(default_factory=list)
+    returns_by_agent: list[np.ndarray] = field(default_factory=list)
 
     @property
     def mean(self) -> float:
@@ -63,13 +63,13 @@ class Evaluation:
             self.frames,
             self.more_videos,
             self.agents,
-            self.shares + more.shares,
+            self.returns_by_agent + more.returns_by_agent,
         )
 
     @property
     def agent_returns(self) -> dict[str, float]:
         """Mean return by agent; empty if there is only one."""
-        return mean_returns_by_agent(self.agents, np.array(self.shares)) if self.shares else {}
+        return mean_returns_by_agent(self.agents, np.array(self.returns_by_agent)) if self.returns_by_agent else {}
 
 
 class Evaluator:
@@ -81,8 +81,8 @@ class Evaluator:
     def __init__(self, env: SegmentEnv, policy: Policy, seed: int, *, max_steps: int = 100_000) -> None:
         self.env, self.policy, self.seed, self.max_steps = env, policy, seed, max_steps
         self._bound_policy = BoundPolicy(policy, env)
-        known = env.spec
-        spec = SegmentSpec(1, num_rows(env), known.obs, known.action.field, num_agents=known.num_agents)
+        env_spec = env.spec
+        spec = SegmentSpec(1, num_rows(env), env_spec.obs, env_spec.action.field, num_agents=env_spec.num_agents)
         self._row = Segment.blank(spec)
 
     def evaluate(
@@ -123,18 +123,18 @@ class Evaluator:
             if recording and (frame := self.env.render()) is not None:
                 videos[-1].append(frame)
             ended = self._step(explore=explore)
-            reached = self._row["terminated"][0].reshape(self.env.num_envs, -1).any(axis=1)
+            terminated = self._row["terminated"][0].reshape(self.env.num_envs, -1).any(axis=1)
             if recording and 0 in ended:
                 recording = len(videos) < record
                 videos += [[]] if recording else []
-            shares = get_agent_returns(self.env) if len(ended) else None
+            returns_by_agent = get_agent_returns(self.env) if len(ended) else None
             for number, (index, (total, length)) in enumerate(zip(ended, self.env.take_finished(), strict=True)):
                 if quota[index] > 0:
                     quota[index] -= 1
                     result.returns.append(total)
                     result.lengths.append(length)
-                    result.terminated.append(bool(reached[index]))
-                    result.shares += [shares[number]] if shares is not None else []
+                    result.terminated.append(bool(terminated[index]))
+                    result.returns_by_agent += [returns_by_agent[number]] if returns_by_agent is not None else []
             if not quota.any() and not (recording and videos[0]):
                 break
         else:
@@ -157,8 +157,8 @@ class Evaluator:
 
     def _count_unfinished(self, result: Evaluation, quota: np.ndarray) -> None:
         """Count episodes that did not end within `max_steps` with their return so far."""
-        for left, (total, length) in zip(quota, self.env.unfinished(), strict=True):
-            if left and length:  # an episode without a step has no return
+        for remaining, (total, length) in zip(quota, self.env.unfinished(), strict=True):
+            if remaining and length:  # an episode without a step has no return
                 result.returns.append(total)
                 result.lengths.append(length)
                 result.terminated.append(False)
@@ -166,6 +166,6 @@ class Evaluator:
 
 def mean_returns_by_agent(names: tuple[str, ...], returns: np.ndarray) -> dict[str, float]:
     """Return the mean return by agent over episodes [episodes, num_agents], ignoring NaN (agent absent)."""
-    there = ~np.isnan(returns)
-    sums = np.where(there, returns, 0.0).sum(axis=0)
-    return {name: float(sums[a] / there[:, a].sum()) for a, name in enumerate(names) if there[:, a].any()}
+    present = ~np.isnan(returns)
+    sums = np.where(present, returns, 0.0).sum(axis=0)
+    return {name: float(sums[a] / present[:, a].sum()) for a, name in enumerate(names) if present[:, a].any()}

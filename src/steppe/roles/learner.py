@@ -35,9 +35,9 @@ SaveCheckpoint = Callable[[Weights, Tree, dict[str, int | float]], None]
 
 
 class StopCondition(Protocol):
-    """Whether the run ends at these counts; `digesting`: the memory has a batch to learn from."""
+    """Whether the run ends at these counts; `has_batch`: the memory has a batch to learn from."""
 
-    def __call__(self, env_steps: int, updates: int, *, digesting: bool) -> bool: ...
+    def __call__(self, env_steps: int, updates: int, *, has_batch: bool) -> bool: ...
 
 
 class UpdateSource(Protocol):
@@ -75,17 +75,17 @@ class Learner:
         self.name = context.name
         self.done = False
         self.agent, self.memory, self.batch_policy = agent, memory, batch_policy
-        self._source: UpdateSource = agent
+        self._update_source: UpdateSource = agent
         self.limits, self.save, self.context = limits, save, context
         self.version, self.updates, self.env_steps, self.episodes = -1, 0, 0, 0
         self.agent_steps: int | None = None  # counted if an environment has several agents
         self.phases = PhaseTimer("wait", "sample", "remember", "learn", "publish", "other")
         self.lags: Counter[int] = Counter()
-        self._announced = False
+        self._published_initial = False
         self._unpublished = 0
         self._quota_used = False  # whether every actor has used up its episode quota
         self._publish_pending = False  # whether weights are ready to be published when the next round arrives
-        self._acting: Weights | None = None  # newest published weights, kept with `ahead` for the checkpoint
+        self._newest_published: Weights | None = None  # newest published weights, kept with `ahead` for the checkpoint
         self._train_base_s = 0.0
         self._first_step_s = math.inf
         self._last_update_s = 0.0
@@ -98,24 +98,24 @@ class Learner:
 
     def step(self) -> bool:
         """Receive segments, learn from a batch and publish: at most once each. Returns whether there was progress."""
-        if not self._announced:
+        if not self._published_initial:
             self.publish_initial()
-        if self._over():
+        if self._is_finished():
             self._end()
             return False
         self._poll_commands_if_due()
         if self.context.requested() == PAUSE:
             self.phases.switch("wait")
             return False
-        took = self._wants_data() and self.receive()
+        received = self._wants_data() and self.receive()
         learned = self.memory.ready()
         if learned:
             self.learn()
-        if took or learned:
+        if received or learned:
             self._publish_if_due()
             self._report_if_due()
         self.phases.switch("wait")  # time until the next step is not this role's work
-        return took or learned
+        return received or learned
 
     def train(self) -> None:
         """Learn in the caller's thread until the run ends."""
@@ -132,7 +132,7 @@ class Learner:
             self.publish()
         self.phases.switch("remember")
         if segments:
-            self._check(segments)
+            self._validate_segments(segments)
         for segment in segments:
             assert segment.header is not None
             self._first_step_s = min(self._first_step_s, segment.header.started_s)
@@ -146,22 +146,22 @@ class Learner:
             self.context.channel.release(segment)
         return bool(segments)
 
-    def _check(self, segments: list[Segment]) -> None:
+    def _validate_segments(self, segments: list[Segment]) -> None:
         """Clear and count the segments with invalid values; their rounds continue.
 
         Segments enter from other processes here, so their values are checked here, once. Raises NotFinite or RunFailed
         if all segments of MAX_REFUSED_BATCHES consecutive batches were refused.
         """
-        faults = [fault for segment in segments if (fault := self._fault(segment)) is not None]
+        faults = [fault for segment in segments if (fault := self._validate(segment)) is not None]
         self._refused_batches = self._refused_batches + 1 if len(faults) == len(segments) else 0
         if self._refused_batches >= MAX_REFUSED_BATCHES:
             kind = NotFinite if isinstance(faults[0], NotFinite) else RunFailed
             raise kind(f"every segment of the last {MAX_REFUSED_BATCHES} batches was refused: {faults[0]}")
 
-    def _fault(self, segment: Segment) -> SteppeError | None:
+    def _validate(self, segment: Segment) -> SteppeError | None:
         """Clear an invalid segment and return the reason; return None for a valid one."""
         try:
-            self._require(segment)
+            self._require_valid(segment)
         except SteppeError as fault:
             clear_segment(segment)
             dropped = self.batch_policy.tracker.dropped
@@ -169,12 +169,12 @@ class Learner:
             if self.context.clock() - self._warned_s >= WARN_EVERY_S:
                 self._warned_s = self.context.clock()
                 actor = segment.header.actor if segment.header is not None else None
-                words = f"refused a segment of actor {actor} ({dropped['refused']} refused so far): {fault}"
-                self.context.event("warning", message=words, actor=actor, refused=dropped["refused"])
+                message = f"refused a segment of actor {actor} ({dropped['refused']} refused so far): {fault}"
+                self.context.event("warning", message=message, actor=actor, refused=dropped["refused"])
             return fault
         return None
 
-    def _require(self, segment: Segment) -> None:
+    def _require_valid(self, segment: Segment) -> None:
         """Raise SteppeError if a value of a segment is invalid."""
         require_segment(segment)
 
@@ -184,7 +184,7 @@ class Learner:
         batch = self.memory.sample()
         self.phases.switch("learn")
         started_s = self.context.clock()
-        learned = self._source.learn(batch)
+        learned = self._update_source.learn(batch)
         self._after_update(learned)
         self.phases.switch("remember")
         self.memory.update(batch, learned)
@@ -216,8 +216,8 @@ class Learner:
     def publish_initial(self) -> None:
         """Publish the initial weights: version 0, or those that the actors of a resumed run had."""
         self.version = max(self.version, 0)
-        self._publish(self._acting or self.stamped())
-        self._announced = True
+        self._publish(self._newest_published or self.stamped())
+        self._published_initial = True
 
     def publish(self) -> None:
         """Publish the current weights under the next version."""
@@ -236,7 +236,7 @@ class Learner:
     def _publish(self, weights: Weights) -> None:
         self.context.weights.publish(POLICY, weights)
         if self.limits.ahead:
-            self._acting = weights.copy()
+            self._newest_published = weights.copy()
 
     def _wants_data(self) -> bool:
         """Whether to receive segments now.
@@ -262,9 +262,9 @@ class Learner:
     def _end(self) -> None:
         """End the run. Pending weights are published as its result, and stay pending for a resumed run."""
         if self._publish_pending and not self.context.ending:
-            acting = self._acting
+            newest_published = self._newest_published
             self.publish()
-            self._publish_pending, self._acting = True, acting
+            self._publish_pending, self._newest_published = True, newest_published
         self.done = True
 
     def stamped(self) -> Weights:
@@ -328,9 +328,9 @@ class Learner:
             "agent_steps": self.agent_steps,
             "tuning": self.live_hyperparameters.state(),
         }
-        if self._acting is not None:
+        if self._newest_published is not None:
             # "owed" is the stored format's key of `_publish_pending`
-            state["acting"] = {"weights": codec.encode_weights(self._acting), "owed": self._publish_pending}
+            state["acting"] = {"weights": codec.encode_weights(self._newest_published), "owed": self._publish_pending}
         return state
 
     def restore(self, weights: Weights, state: Tree, counters: Mapping[str, Any]) -> None:
@@ -345,14 +345,14 @@ class Learner:
         self.env_steps, self.episodes = int(counters["env_steps"]), int(counters["episodes"])
         self._train_base_s, self._saved_episodes = float(counters["train_s"]), self.episodes
         if "acting" in state:
-            self._acting = codec.decode_weights(state["acting"]["weights"])
-            self.version, self._publish_pending = self._acting.version, bool(state["acting"]["owed"])
+            self._newest_published = codec.decode_weights(state["acting"]["weights"])
+            self.version, self._publish_pending = self._newest_published.version, bool(state["acting"]["owed"])
 
-    def _over(self) -> bool:
+    def _is_finished(self) -> bool:
         if self.context.ending:
             return True
         if self.limits.ended is not None:
-            return self.limits.ended(self.env_steps, self.updates, digesting=self.memory.ready())
+            return self.limits.ended(self.env_steps, self.updates, has_batch=self.memory.ready())
         if self.memory.ready():
             return False  # learn from all received segments first
         steps, episodes = self.limits.steps, self.limits.episodes
@@ -370,13 +370,13 @@ class Learner:
         for number, command in self.context.commands(self._last_command):
             self._last_command = number
             if command.get("command") == SET and self.live_hyperparameters.is_new(command):
-                self._set(command)
+                self._apply_command(command)
 
-    def _set(self, command: Mapping[str, Any]) -> None:
+    def _apply_command(self, command: Mapping[str, Any]) -> None:
         """Apply a command's values from the next update on, and report the outcome."""
-        live = self.live_hyperparameters.wanted(command)
-        self.live_hyperparameters.answer(
-            self.context, command, live, self._counts(), refusal=self.live_hyperparameters.take(live)
+        live = self.live_hyperparameters.live_values(command)
+        self.live_hyperparameters.post_result(
+            self.context, command, live, self._counts(), refusal=self.live_hyperparameters.apply(live)
         )
 
     def _counts(self) -> dict[str, int]:
@@ -403,7 +403,7 @@ class Learner:
             episodes=self.episodes,
             agent_steps=self.agent_steps,
             train_s=self.train_s,
-            stats={name: sum(values) / len(values) for name, values in self._stats.items()} | self._carried(),
+            stats={name: sum(values) / len(values) for name, values in self._stats.items()} | self._channel_stats(),
             memory=self.memory.stats(),
             phases=dict(self.phases.seconds),
             lags=dict(self.lags),
@@ -423,7 +423,7 @@ class Learner:
         if self.context.clock() - self._reported_s >= limit_s:
             self._report(final=False)
 
-    def _carried(self) -> dict[str, float]:
+    def _channel_stats(self) -> dict[str, float]:
         channel = self.context.channel
         return channel.stats() if isinstance(channel, Checkpointable) else {}
 
@@ -435,6 +435,6 @@ class Learner:
         dropped = dict(self.batch_policy.tracker.dropped)
         if isinstance(self.context.channel, ValidatingChannel):
             dropped |= self.context.channel.dropped
-        if final and self.limits.ahead and (left := self.batch_policy.left()):
-            dropped["ahead"] = left
+        if final and self.limits.ahead and (num_waiting := self.batch_policy.num_waiting()):
+            dropped["ahead"] = num_waiting
         return dropped

@@ -44,9 +44,9 @@ class Archive(Protocol):
 class Manager:
     """Evaluate and record beside the learner, so that a slow evaluation never delays it.
 
-    The learner queues the versions that are due; the manager evaluates them in order. Where it cannot see that queue, on
-    another machine, it evaluates the newest weights when they are due. A restarted manager, in the same run or a resumed
-    one, continues where the previous one stopped.
+    If the learner queues the versions that are due, the manager evaluates them in order. If it does not, or if the queue is
+    on another machine, the manager evaluates the newest weights when an evaluation is due. A restarted manager, in the same
+    run or a resumed one, continues where the previous one stopped.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class Manager:
         self.archive, self.context, self.queue = archive, context, queue
         self._make_evaluator = make_evaluator
         self._evaluator: Evaluator | None = None
-        self._seen_version = -1
+        self._newest_version = -1
         self._schedule = EvaluationSchedule(config)
         self._next_allowed_s = 0.0  # earliest time of the next evaluation, with a max_share
+        self._overdue = 0  # versions without a queue that were due since the last evaluation
         self._left_out = 0  # versions that were not evaluated since the last report
         self._reached = False  # whether the target return was reached: the run ends, and those weights are its result
         self._cursors = dict.fromkeys(_RECORDED, 0) | dict(archive.written)
@@ -86,18 +87,19 @@ class Manager:
             self.done = finishing
             return recorded or finishing
         if (weights := self._next_queued(finishing=finishing)) is not None:
-            self.evaluate(weights, final=False)
+            self.evaluate(weights, final=False, queued=True)
             return True
         if finishing:
             self.done = True
+            self._left_out, self._overdue = self._left_out + self._overdue, 0
         if not self.done and self.queue.exists:
             return recorded
-        weights = self.context.weights.newer_than(POLICY, -1 if self.done else self._seen_version)
+        weights = self.context.weights.newer_than(POLICY, -1 if self.done else self._newest_version)
         if weights is None:
             return recorded or self.done
-        if self._seen_version < 0:
+        if self._newest_version < 0:
             self._restore_schedule(weights)
-        self._seen_version = weights.version
+        self._newest_version = weights.version
         if self.done or self._is_due(weights):
             self.evaluate(weights, final=self.done)
             return True
@@ -135,8 +137,11 @@ class Manager:
         times = [reported_s for _, _, version, reported_s in self._earlier_evaluations if version == entry.version]
         return bool(times) and max(times) >= entry.queued_s
 
-    def evaluate(self, weights: Weights, *, final: bool) -> None:
-        """Evaluate these weights and record the result; nothing is recorded if the run is stopped meanwhile."""
+    def evaluate(self, weights: Weights, *, final: bool, queued: bool = False) -> None:
+        """Evaluate these weights and record the result.
+
+        Nothing is recorded if the run is stopped meanwhile. The run's last evaluation interrupts one that was not queued.
+        """
         if self._evaluator is None:
             self._evaluator = self._make_evaluator()
         started, started_s = time.perf_counter(), self.context.clock()
@@ -145,7 +150,7 @@ class Manager:
 
         def stopping() -> bool:
             context.heartbeat()  # an evaluation may be long; only a step that does not return counts as hung
-            return context.requested() == STOP
+            return context.requested() == STOP if final or queued else context.ending
 
         episodes = self.config.final_episodes if final else self.config.episodes
         evaluation = self._evaluator.evaluate(
@@ -155,18 +160,21 @@ class Manager:
             record=self.config.record,
         )
         if evaluation is None:
+            self._left_out += not (final or queued)
             return
         self.context.span("evaluate", started_s, version=weights.version)
         ended = time.perf_counter()
         if self.config.max_share is not None:
             self._next_allowed_s = ended + (ended - started) * (1.0 / self.config.max_share - 1.0)
-        self._record_evaluation(weights, evaluation, ended - started, final=final)
-        if not final:
+        self._record_evaluation(weights, evaluation, ended - started, final=final, queued=queued)
+        if queued:
             for entry in self.queue.waiting():
                 if entry.version == weights.version:
                     entry.remove()
 
-    def _record_evaluation(self, weights: Weights, evaluation: Evaluation, duration_s: float, *, final: bool) -> None:
+    def _record_evaluation(
+        self, weights: Weights, evaluation: Evaluation, duration_s: float, *, final: bool, queued: bool
+    ) -> None:
         reached = self.target_return is not None and evaluation.mean >= self.target_return
         self.archive.save_if_best(weights, evaluation.mean)
         self._reached = self._reached or reached
@@ -191,7 +199,7 @@ class Manager:
             reached=reached,
             final=final or reached,
             left_out=self._left_out,
-            waiting=max(0, len(self.queue.waiting()) - (not final)),
+            waiting=max(0, len(self.queue.waiting()) - queued),
             recording=self.archive.save_video(evaluation, weights.version) if evaluation.frames else None,
         )
         self._left_out = 0
@@ -219,17 +227,16 @@ class Manager:
 
     def _restore_schedule(self, weights: Weights) -> None:
         """Schedule from the last evaluation at or before these weights: a resumed run may have been rewound."""
-        behind = [evaluation[:2] for evaluation in self._earlier_evaluations if evaluation[0] <= weights.env_steps]
-        if behind:
-            self._schedule.follow(*max(behind))
+        earlier = [evaluation[:2] for evaluation in self._earlier_evaluations if evaluation[0] <= weights.env_steps]
+        if earlier:
+            self._schedule.follow(*max(earlier))
 
     def _is_due(self, weights: Weights) -> bool:
-        """Whether the newest weights are due, and evaluations have not had their share of the time."""
-        if not self._schedule.due(weights.env_steps, weights.episodes):
+        """Whether an evaluation is due, and evaluations have not had their share of the time."""
+        self._overdue += self._schedule.due(weights.env_steps, weights.episodes)
+        if not self._overdue or time.perf_counter() < self._next_allowed_s:
             return False
-        if time.perf_counter() < self._next_allowed_s:
-            self._left_out += 1
-            return False
+        self._left_out, self._overdue = self._left_out + self._overdue - 1, 0
         return True
 
     def _record_if_due(self) -> bool:
@@ -239,7 +246,7 @@ class Manager:
 
     def _record(self) -> bool:
         self._recorded_s = time.monotonic()
-        found = False
+        recorded_any = False
         pages = {topic: self.context.board.read(topic, self._cursors[topic]) for topic in _RECORDED}
         posted = [(number, topic, record) for topic, page in pages.items() for number, record in page]
         for number, topic, record in sorted(posted, key=lambda post: post[0]):
@@ -247,8 +254,8 @@ class Manager:
             report = _RECORDED[topic].read(record)
             if not isinstance(report, EventReport) or _is_curve_event(report):
                 self.archive.record(report, number)
-                found = True
-        return found
+                recorded_any = True
+        return recorded_any
 
 
 def _is_curve_event(event: EventReport) -> bool:

@@ -30,18 +30,18 @@ class _EpisodeCounter:
         cut = segment["terminated"][t] | segment["truncated"][t]
         closed = ~np.repeat(self._open, self._num_agents)
         # An environment may leave `valid` as it was in the previous segment, where closed rows are already invalid.
-        over = find_episode_ends(valid | closed, cut, self._num_agents)
-        self._counts += self._open[over].tolist()
+        ended = find_episode_ends(valid | closed, cut, self._num_agents)
+        self._counts += self._open[ended].tolist()
         valid &= ~closed
-        self._end(over)
+        self._update_after_step(ended)
 
     def counted_only(self, finished: list[tuple[float, int]]) -> list[tuple[float, int]]:
         """Return those of the environment's finished episodes that were counted."""
         counts, self._counts = self._counts[: len(finished)], self._counts[len(finished) :]
         return [episode for episode, counted in zip(finished, counts, strict=False) if counted]
 
-    def _end(self, over: np.ndarray) -> None:
-        """Decide which environments are open after a step; `over`: where an episode ended, in closed ones too."""
+    def _update_after_step(self, ended: np.ndarray) -> None:
+        """Decide which environments are open after a step; `ended`: where an episode ended, in closed ones too."""
         raise NotImplementedError
 
     def _retire(self) -> None:
@@ -55,11 +55,11 @@ class EpisodeQuota(_EpisodeCounter):
     def __init__(self, total_episodes: int, actor: int, num_actors: int, env: SegmentEnv) -> None:
         super().__init__(env)
         num_envs = env.num_envs
-        lanes = actor * num_envs + np.arange(num_envs)
-        whole, rest = divmod(total_episodes, num_actors * num_envs)
-        self._shares = whole + (lanes < rest).astype(np.int64)
+        env_ids = actor * num_envs + np.arange(num_envs)
+        base, extra = divmod(total_episodes, num_actors * num_envs)
+        self._episodes_per_env = base + (env_ids < extra).astype(np.int64)
         self.played = np.zeros(num_envs, np.int64)
-        self._close()
+        self._update_open()
 
     @property
     def exhausted(self) -> bool:
@@ -74,23 +74,23 @@ class EpisodeQuota(_EpisodeCounter):
         """Restore `state`; `exact`: whether the environment was restored too, with its episodes not yet reported."""
         self.played[...] = state["played"]
         self._counts = [bool(counted) for counted in state["counts"]] if exact else []
-        self._close()
+        self._update_open()
 
-    def blank(self, segment: Segment, t: int) -> None:
+    def write_invalid(self, segment: Segment, t: int) -> None:
         """Write an invalid step that repeats the observations."""
         for name, column in segment.columns.items():
             if name != "obs" and t < len(column):
                 column[t] = name == "mask"
         segment["obs"][t + 1] = segment["obs"][t]
 
-    def _end(self, over: np.ndarray) -> None:
-        finished = over & self._open
+    def _update_after_step(self, ended: np.ndarray) -> None:
+        finished = ended & self._open
         if finished.any():
             self.played += finished
-            self._close()
+            self._update_open()
 
-    def _close(self) -> None:
-        self._open = self.played < self._shares
+    def _update_open(self) -> None:
+        self._open = self.played < self._episodes_per_env
         self._retire()
 
 
@@ -99,34 +99,34 @@ class EpisodeClaims(_EpisodeCounter):
 
     def __init__(self, env: SegmentEnv) -> None:
         super().__init__(env)
-        self.left = 0  # episodes to play, those in progress included
+        self.remaining = 0  # episodes to play, those in progress included
         self._at_start = np.ones(env.num_envs, np.bool_)
 
     @property
     def exhausted(self) -> bool:
         """Whether no episode is left to play."""
-        return self.left == 0
+        return self.remaining == 0
 
-    def allow(self, num_episodes: int) -> None:
+    def set_remaining(self, num_episodes: int) -> None:
         """Set how many episodes are left to play, those in progress included."""
-        self.left = num_episodes
-        self._admit(self._at_start & ~self._open)
+        self.remaining = num_episodes
+        self._open_for(self._at_start & ~self._open)
 
-    def unrestricted(self, num_rows: int) -> bool:
+    def cannot_exhaust(self, num_rows: int) -> bool:
         """Whether no environment can run out of episodes within `num_rows` steps, so that counting is unnecessary."""
-        return bool(self._open.all()) and self.left >= (num_rows + 1) * len(self._open)
+        return bool(self._open.all()) and self.remaining >= (num_rows + 1) * len(self._open)
 
-    def _end(self, over: np.ndarray) -> None:
+    def _update_after_step(self, ended: np.ndarray) -> None:
         # Without `retire`, closed environments keep stepping and can open when their episode ends.
-        self._at_start = self._at_start & ~self._open | over if self._retiring_env is not None else over
-        if over.any():
-            self.left -= int(np.count_nonzero(over & self._open))
-            self._open &= ~over
-            self._admit(over)
+        self._at_start = self._at_start & ~self._open | ended if self._retiring_env is not None else ended
+        if ended.any():
+            self.remaining -= int(np.count_nonzero(ended & self._open))
+            self._open &= ~ended
+            self._open_for(ended)
 
-    def _admit(self, waiting: np.ndarray) -> None:
+    def _open_for(self, waiting: np.ndarray) -> None:
         """Open as many environments at an episode start as there are episodes left."""
-        free = self.left - int(np.count_nonzero(self._open))
+        free = self.remaining - int(np.count_nonzero(self._open))
         self._open[np.flatnonzero(waiting)[: max(0, free)]] = True
         self._retire()
 
@@ -136,11 +136,11 @@ def invalidate_after_episodes(segment: Segment, episodes: int) -> None:
 
     Every environment keeps its rows up to its last counted episode. A segment with fewer episodes is unchanged.
     """
-    over = segment.ended
-    rows, envs = np.nonzero(over)
+    ended = segment.ended
+    rows, envs = np.nonzero(ended)
     if len(rows) < episodes:
         return
-    kept = np.zeros(over.shape[1], np.int64)
+    kept = np.zeros(ended.shape[1], np.int64)
     np.maximum.at(kept, envs[:episodes], rows[:episodes] + 1)
-    beyond = np.arange(len(over))[:, None] >= kept
-    segment["valid"][np.repeat(beyond, segment.spec.num_agents, axis=1)] = False
+    excess = np.arange(len(ended))[:, None] >= kept
+    segment["valid"][np.repeat(excess, segment.spec.num_agents, axis=1)] = False

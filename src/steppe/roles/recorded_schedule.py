@@ -34,7 +34,7 @@ class HyperparameterUpdate:
 class RecordedSchedule:
     """One attempt of a recorded run: its batches, and the (env_steps, updates) at which it ended.
 
-    `early` allows the attempt to end before all its batches were taken. `changes` are the pending hyperparameter
+    `may_end_early` allows the attempt to end before all its batches were taken. `changes` are the pending hyperparameter
     updates, oldest first; the attempts of a run share the list.
     """
 
@@ -43,21 +43,21 @@ class RecordedSchedule:
         batches: Sequence[Sequence[Arrival]],
         end: tuple[int, int],
         *,
-        early: bool = False,
+        may_end_early: bool = False,
         changes: list[HyperparameterUpdate] | None = None,
     ) -> None:
-        self.batches, self.end, self.early = batches, end, early
+        self.batches, self.end, self.may_end_early = batches, end, may_end_early
         self.changes = [] if changes is None else changes
-        self.rest = list(reversed(batches))  # batches still to be taken, the next one last
+        self.remaining = list(reversed(batches))  # batches still to be taken, the next one last
         self._store: RetainingWeightStore | None = None
 
-    def ended(self, env_steps: int, updates: int, *, digesting: bool) -> bool:
+    def ended(self, env_steps: int, updates: int, *, has_batch: bool) -> bool:
         """Whether a learner with these counts is where the recorded one ended.
 
         Batches whose segments were all dropped change no count, but advance the actors, so they must be taken too.
         """
-        here = env_steps >= self.end[0] and updates >= self.end[1]
-        return here and (digesting or self.early or not self.rest)
+        at_end = env_steps >= self.end[0] and updates >= self.end[1]
+        return at_end and (has_batch or self.may_end_early or not self.remaining)
 
     def retaining_store(self, newest: WeightStore) -> RetainingWeightStore:
         """Return the weight store that actors and learner of the attempt share; other roles read `newest`."""
@@ -90,7 +90,7 @@ class RetainingWeightStore:
     def newer_than(self, policy: str, version: int) -> Weights | None:
         return self._newest.newer_than(policy, version)
 
-    def at(self, version: int) -> Weights | None:
+    def get(self, version: int) -> Weights | None:
         """Return the weights of that version, or None if they are not published yet."""
         return self._kept.get(version)
 
@@ -109,15 +109,15 @@ class RecordedCollectPolicy:
         self._versions = schedule.versions(actor)
         self._sequence = min(self._versions, default=0)
 
-    def open(self, sequence: int, version: int) -> bool:
+    def allows(self, sequence: int, version: int) -> bool:
         self._sequence = sequence
         if sequence < min(self._versions, default=0):
-            raise RunFailed(f"the log does not tell how segment {sequence} of actor {self._actor} was collected")
+            raise RunFailed(f"the log does not record how segment {sequence} of actor {self._actor} was collected")
         return self._versions.get(sequence) == version
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
-        wanted = self._versions.get(self._sequence, version)
-        if wanted == version or (weights := self._store.at(wanted)) is None:
+        needed_version = self._versions.get(self._sequence, version)
+        if needed_version == version or (weights := self._store.get(needed_version)) is None:
             return None
         self._store.release_version(version, self._actor)
         return weights
@@ -134,13 +134,14 @@ class RecordedLearner(Learner):
     def step(self) -> bool:
         while self.changes and self._reached(self.changes[0]):
             change = self.changes.pop(0)
-            self._set({"values": change.values, "live": sorted(change.values)})
+            self._apply_command({"values": change.values, "live": sorted(change.values)})
         return super().step()
 
     def _reached(self, change: HyperparameterUpdate) -> bool:
         counts = self.env_steps, self.updates, self.version
         return all(
-            now >= then for now, then in zip(counts, (change.env_steps, change.updates, change.version), strict=True)
+            now >= target
+            for now, target in zip(counts, (change.env_steps, change.updates, change.version), strict=True)
         )
 
 
@@ -150,7 +151,7 @@ class RecordedBatchPolicy:
     def __init__(self, channel: Channel, schedule: RecordedSchedule) -> None:
         self.tracker = SequenceTracker()
         self._channel = channel
-        self._batches = schedule.rest
+        self._batches = schedule.remaining
         self._waiting: dict[tuple[int, int], Segment] = {}
 
     def take(self, version: int) -> list[Segment]:
@@ -158,13 +159,15 @@ class RecordedBatchPolicy:
             assert segment.header is not None
             self._waiting[segment.header.actor, segment.header.sequence] = segment
         if not self._batches:
-            raise RunFailed("the recorded run cannot be repeated here: its log ended, but this run is not where it was")
+            raise RunFailed(
+                "the recorded run cannot be repeated here: its log ended, but this run is not at the same point"
+            )
         kept: list[Segment] = []
         while not kept and self._batches and self._complete(self._batches[-1], version):
             kept = self._accept_all(self._batches.pop())
         return kept
 
-    def left(self) -> int:
+    def num_waiting(self) -> int:
         return 0
 
     def _complete(self, batch: Sequence[Arrival], version: int) -> bool:

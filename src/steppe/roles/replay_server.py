@@ -11,13 +11,13 @@ from steppe.core.contracts.transport import RpcServer
 from steppe.core.io.codec import Buffer
 from steppe.roles.context import Context
 
-TAKE_S = 0.05  # how long a step waits for a request
+REQUEST_TIMEOUT_S = 0.05  # how long a step waits for a request
 
 
 class RequestHandler(Protocol):
     """Handles one encoded request and returns the encoded reply."""
 
-    def answer(self, request: Buffer) -> bytes: ...
+    def handle(self, request: Buffer) -> bytes: ...
 
 
 class ReplayServer:
@@ -29,11 +29,11 @@ class ReplayServer:
 
     def step(self) -> bool:
         """Serve one request. This role ends after the learner, whose last checkpoint needs it."""
-        request = self._rpc_server.take(TAKE_S)
+        request = self._rpc_server.take(REQUEST_TIMEOUT_S)
         if request is None:
             self.done = self._context.ending
             return False
-        self._rpc_server.reply(self._handler.answer(request))
+        self._rpc_server.reply(self._handler.handle(request))
         return True
 
     def close(self) -> None:

@@ -19,27 +19,27 @@ from steppe.records.arrivals import Arrival
 class CollectPolicy(Protocol):
     """Decides whether an actor may collect its next segment."""
 
-    def open(self, sequence: int, version: int) -> bool:
+    def allows(self, sequence: int, version: int) -> bool:
         """Whether segment number `sequence` may be collected with weights `version`."""
 
 
 class LockstepCollectPolicy:
     """Allow segment k only with version k, or, with `ahead` 1, only with version k − 1 (0 for the first).
 
-    For an actor that was left out of rounds, k is the round of the segment: its number plus the round offset `shift()`.
+    For an actor that was left out of rounds, k is the round of the segment: its number plus the `round_offset()`.
     """
 
-    def __init__(self, ahead: int = 0, shift: Callable[[], int] = lambda: 0) -> None:
-        self._ahead, self._shift = ahead, shift
+    def __init__(self, ahead: int = 0, round_offset: Callable[[], int] = lambda: 0) -> None:
+        self._ahead, self._round_offset = ahead, round_offset
 
-    def open(self, sequence: int, version: int) -> bool:
-        return version == max(0, sequence + self._shift() - self._ahead)
+    def allows(self, sequence: int, version: int) -> bool:
+        return version == max(0, sequence + self._round_offset() - self._ahead)
 
 
 class FreeCollectPolicy:
     """Allow any segment with any published version."""
 
-    def open(self, sequence: int, version: int) -> bool:
+    def allows(self, sequence: int, version: int) -> bool:
         return version >= 0
 
 
@@ -93,14 +93,14 @@ class BatchPolicy(Protocol):
     def take(self, version: int) -> list[Segment]:
         """Return a complete batch for a learner at `version`, or an empty list. The caller releases the segments."""
 
-    def left(self) -> int:
+    def num_waiting(self) -> int:
         """Return how many segments have arrived for later rounds; 0 without rounds."""
 
 
 class RoundBatchPolicy:
     """Wait for one segment of every member and return them in the order of the actors; segments of later rounds wait.
 
-    All actors are members until `part` removes one. A removed actor that sends again becomes a member of the current
+    All actors are members until `leave` removes one. A removed actor that sends again becomes a member of the current
     round; segments that it collected for earlier rounds are dropped.
     """
 
@@ -118,7 +118,7 @@ class RoundBatchPolicy:
             known.get(actor, 0) + self.tracker.round_offsets.get(actor, 0) for actor in range(len(self._waiting))
         )
 
-    def part(self, actor: int) -> None:
+    def leave(self, actor: int) -> None:
         """Remove this actor from the rounds."""
         self.members.discard(actor)
 
@@ -138,7 +138,7 @@ class RoundBatchPolicy:
             self.tracker.accept(segment)  # only now: segments counted in a checkpoint are never collected again
         return complete
 
-    def left(self) -> int:
+    def num_waiting(self) -> int:
         self._poll_channel()
         return sum(len(segments) for segments in self._waiting)
 
@@ -164,8 +164,8 @@ class RoundBatchPolicy:
 
     def _late(self, actor: int, version: int) -> bool:
         """Whether a segment collected with `version` is too late for its round."""
-        always_there = actor in self.members and actor not in self.tracker.round_offsets
-        return not always_there and version < self._version
+        never_left_out = actor in self.members and actor not in self.tracker.round_offsets
+        return not never_left_out and version < self._version
 
     def _due(self, actor: int) -> int:
         """Return the sequence number of the actor's next segment."""
@@ -197,8 +197,8 @@ class WindowBatchPolicy:
             self._waiting.append(segment)
         if not self._waiting:
             return []
-        here = {segment.header.actor for segment in self._waiting if segment.header is not None}
-        if len(here) < self._num_actors and self._clock() - self._opened_s < self._window_s:
+        arrived = {segment.header.actor for segment in self._waiting if segment.header is not None}
+        if len(arrived) < self._num_actors and self._clock() - self._opened_s < self._window_s:
             return []
         taken, self._waiting = self._waiting, []
         arrivals: list[Arrival] = []
@@ -206,16 +206,16 @@ class WindowBatchPolicy:
         self.record(arrivals)
         return kept
 
-    def left(self) -> int:
+    def num_waiting(self) -> int:
         return 0
 
     def _keep(self, segment: Segment, version: int, arrivals: list[Arrival]) -> bool:
         header = segment.header
         assert header is not None
         if self.tracker.accept(segment):
-            young = version - header.version <= self._max_lag
-            arrivals.append(Arrival(header.actor, header.sequence, header.version, young))
-            if young:
+            fresh = version - header.version <= self._max_lag
+            arrivals.append(Arrival(header.actor, header.sequence, header.version, fresh))
+            if fresh:
                 return True
             self.tracker.dropped["too_old"] += 1
         self._channel.release(segment)

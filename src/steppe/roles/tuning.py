@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.contracts.algorithm import Agent, ConfiguredAgent, Tree, Tunable
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.transport import SET
@@ -33,23 +33,23 @@ class LiveHyperparameters:
         """`live` are the fields that may change during the run; None: the command names them."""
         self._agent, self._live = agent, live
         config = config_values(agent)
-        self._began: Tree = {name: config[name] for name in live or () if name in config}
-        self.values: Tree = dict(self._began)
-        self._answered: deque[str] = deque(maxlen=_MAX_ANSWERED_IDS)
+        self._initial: Tree = {name: config[name] for name in live or () if name in config}
+        self.values: Tree = dict(self._initial)
+        self._answered_ids: deque[str] = deque(maxlen=_MAX_ANSWERED_IDS)
 
     def is_new(self, command: Mapping[str, Any]) -> bool:
         """Whether this command was not answered yet, in this attempt of the run or an earlier one."""
-        return command.get("id") is None or str(command["id"]) not in self._answered
+        return command.get("id") is None or str(command["id"]) not in self._answered_ids
 
-    def wanted(self, command: Mapping[str, Any]) -> dict[str, Any]:
+    def live_values(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that a command changes now; the others wait for a restart."""
         live = command.get("live", ()) if self._live is None else self._live
         return {name: value for name, value in command["values"].items() if name in live}
 
-    def take(self, values: Mapping[str, Any]) -> str | None:
+    def apply(self, values: Mapping[str, Any]) -> str | None:
         """Apply these values to the agent; return the reason if the agent refuses them, else None."""
         if values and not isinstance(self._agent, Tunable):
-            return f"{type(self._agent).__name__} takes over no hyperparameters while it learns"
+            return f"{type(self._agent).__name__} cannot change hyperparameters during a run"
         try:
             if isinstance(self._agent, Tunable) and values:
                 self._agent.retune(values)
@@ -58,7 +58,7 @@ class LiveHyperparameters:
         self.values |= values
         return None
 
-    def answer(
+    def post_result(
         self,
         context: Context,
         command: Mapping[str, Any],
@@ -67,14 +67,14 @@ class LiveHyperparameters:
         refusal: str | None = None,
     ) -> None:
         """Post a command's outcome and the learner's counts to the event log."""
-        about = {"id": command.get("id"), "command": SET, "values": command["values"], "live": sorted(live)}
-        context.event("command", **about, **counts, obeyed=refusal is None, message=refusal)
+        fields = {"id": command.get("id"), "command": SET, "values": command["values"], "live": sorted(live)}
+        context.event("command", **fields, **counts, obeyed=refusal is None, message=refusal)
         if command.get("id") is not None:
-            self._answered.append(str(command["id"]))
+            self._answered_ids.append(str(command["id"]))
 
     def state(self) -> Tree:
         """Return the checkpoint's part: initial values of this attempt, values in effect, ids of answered commands."""
-        return {"began": dict(self._began), "values": dict(self.values), "answered": list(self._answered)}
+        return {"began": dict(self._initial), "values": dict(self.values), "answered": list(self._answered_ids)}
 
     def restore(self, state: Tree | None) -> None:
         """Restore the values that were in effect, except those that the configuration has changed since.
@@ -83,14 +83,14 @@ class LiveHyperparameters:
         """
         if not state:
             return
-        self._answered = deque(state["answered"], maxlen=_MAX_ANSWERED_IDS)
-        began, effective = state["began"], state["values"]
+        self._answered_ids = deque(state["answered"], maxlen=_MAX_ANSWERED_IDS)
+        initial, effective = state["began"], state["values"]
         kept = {name: value for name, value in effective.items() if name in self.values}
-        changed = {name: value for name, value in self._began.items() if name in began and began[name] != value}
+        changed = {name: value for name, value in self._initial.items() if name in initial and initial[name] != value}
         values = {
             name: value for name, value in (kept | changed).items() if name in changed or value != self.values[name]
         }
-        refusal = self.take(values)
+        refusal = self.apply(values)
         if refusal is not None:
             raise ConfigError(refusal)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import ClassicConfig
+from steppe.algorithms.tabular.config import ClassicConfig
 from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.algorithm import Agent, Memory, Tree
 from steppe.core.contracts.env import SegmentEnv
@@ -61,7 +61,7 @@ class SuppliedComponents:
 
     agent: Agent | None = None
     memory: Memory | None = None
-    script: RecordedSchedule | None = None  # schedule of the recorded run that this run repeats
+    schedule: RecordedSchedule | None = None  # schedule of the recorded run that this run repeats
     server: Any = None  # a ParameterServer or ParameterClient that receives the workers' pushes
     node: ParameterClient | None = None  # a cluster node's client of its parameter server
 
@@ -73,7 +73,7 @@ def build_role(
     parts = parts or SuppliedComponents()
     if role.kind == "manager":
         return _build_manager(plan, directory, context)
-    if role.kind == "learner":
+    if role.kind == "learner" and plan.config.queues_evaluations:
         context = _queueing_context(plan, directory, context)
     if plan.config.by_gradients:
         worker = role.kind == "worker"
@@ -90,15 +90,15 @@ def build_role(
         return _build_replay_server(plan, directory, context)
     if role.kind == "learner":
         return _build_learner(plan, parts, directory, context)
-    return _build_actor(plan, role, parts.script, directory, context)
+    return _build_actor(plan, role, parts.schedule, directory, context)
 
 
 def channel_spec(plan: Plan, agent: Agent | None = None) -> SegmentSpec:
     """Return the layout of the channel's messages: a segment, or a gradient, whose size depends on the agent."""
     if not plan.config.by_gradients:
         return plan.segment
-    made = agent or _make_agent(plan, "cpu")
-    return PushSpec.of(-(-made.weights().layout.nbytes // 4))
+    agent = agent or _make_agent(plan, "cpu")
+    return PushSpec.of(-(-agent.weights().layout.nbytes // 4))
 
 
 def _make_agent(plan: Plan, device: str) -> Agent:
@@ -117,44 +117,46 @@ def _resolve_device(plan: Plan, device: str) -> str:
 
 
 def _build_actor(
-    plan: Plan, role: RoleSpec, script: RecordedSchedule | None, directory: RunDirectory, context: Context
+    plan: Plan, role: RoleSpec, schedule: RecordedSchedule | None, directory: RunDirectory, context: Context
 ) -> Actor:
     config = plan.config
-    world, policy, collect_policy = _collecting_parts(plan, role, context.channel)
-    if script is not None:
-        collect_policy = follower = RecordedCollectPolicy(role.index, script, script.retaining_store(context.weights))
+    env, policy, collect_policy = _collecting_parts(plan, role, context.channel)
+    if schedule is not None:
+        collect_policy = follower = RecordedCollectPolicy(
+            role.index, schedule, schedule.retaining_store(context.weights)
+        )
         context = replace(context, weights=follower)
-    save_fault = None if directory.passing else Faults(directory).save
-    actor = Actor(role.index, world, policy, collect_policy, context, epoch=context.epoch, save_fault=save_fault)
-    actor.quota = _episode_quota(plan, role, world)
+    save_fault = None if directory.temporary else Faults(directory).save
+    actor = Actor(role.index, env, policy, collect_policy, context, epoch=context.epoch, save_fault=save_fault)
+    actor.quota = _episode_quota(plan, role, env)
     return _resume_if_known(actor, config.seed)
 
 
 def _collecting_parts(plan: Plan, role: RoleSpec, channel: Channel) -> tuple[SegmentEnv, Agent, CollectPolicy]:
     """Build what every collecting role has: environment, policy and collect policy."""
     config = plan.config
-    world = make_segment_env(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
+    env = make_segment_env(config.env, config.environment, plan.num_envs, env_seeds(config.seed, role.index))
     policy = _make_agent(plan, _resolve_device(plan, config.flow.actor_device))
     stream = seeding.generator(config.seed, "actor", role.index, "policy")
     policy.begin(plan.num_rows, stream, actor=role.index, num_actors=plan.num_writers)
-    shift = (lambda: channel.shift) if isinstance(channel, RoundOffset) else (lambda: 0)
-    return world, policy, LockstepCollectPolicy(plan.ahead, shift) if plan.lockstep else FreeCollectPolicy()
+    round_offset = (lambda: channel.round_offset) if isinstance(channel, RoundOffset) else (lambda: 0)
+    return env, policy, LockstepCollectPolicy(plan.ahead, round_offset) if plan.lockstep else FreeCollectPolicy()
 
 
-def _episode_quota(plan: Plan, role: RoleSpec, world: SegmentEnv) -> EpisodeQuota | None:
+def _episode_quota(plan: Plan, role: RoleSpec, env: SegmentEnv) -> EpisodeQuota | None:
     """Return an actor's episode quota; None in mode async, where the learner counts, as it may drop segments."""
     total = plan.config.episodes
     if total is None or plan.config.mode == "async":
         return None
-    return EpisodeQuota(total, role.index, plan.num_writers, world)
+    return EpisodeQuota(total, role.index, plan.num_writers, env)
 
 
 def _resume_if_known(actor: Actor, seed: int) -> Actor:
     """Resume the actor after the last segment that the channel has of its index, and post that to the event log."""
     last = actor.context.channel.recall(actor.index)
     if last is not None:
-        again = env_seeds(seed, actor.index, after=last[0])
-        actor.context.event("resume", sequence=last[0] + 1, how=actor.resume(*last, again))
+        seeds = env_seeds(seed, actor.index, after=last[0])
+        actor.context.event("resume", sequence=last[0] + 1, how=actor.resume(*last, seeds))
     return actor
 
 
@@ -162,14 +164,14 @@ def _build_gradient_worker(plan: Plan, role: RoleSpec, directory: RunDirectory, 
     from steppe.roles.gradients.worker import GradientSource, GradientWorker
 
     config = plan.config
-    world, agent, collect_policy = _collecting_parts(plan, role, context.channel)
-    share = {
+    env, agent, collect_policy = _collecting_parts(plan, role, context.channel)
+    worker_share = {
         name: max(1, getattr(config.agent, name) // config.actors)
         for name in ("buffer_size", "learning_starts")
         if getattr(config.agent, name, 0)
     }
     memory = make_memory(
-        config.agent.model_copy(update=share),
+        config.agent.model_copy(update=worker_share),
         plan.segment,
         stream=seeding.generator(config.seed, "worker", role.index, context.epoch, "memory"),
         total_steps=config.steps,
@@ -182,9 +184,9 @@ def _build_gradient_worker(plan: Plan, role: RoleSpec, directory: RunDirectory, 
         on_policy=config.agent.memory == "rollout",
         deltas=config.params.deltas,
     )
-    save_fault = None if directory.passing else Faults(directory).save
-    worker = GradientWorker(role.index, world, gradient_source, collect_policy, context, save_fault=save_fault)
-    worker.quota = _episode_quota(plan, role, world)
+    save_fault = None if directory.temporary else Faults(directory).save
+    worker = GradientWorker(role.index, env, gradient_source, collect_policy, context, save_fault=save_fault)
+    worker.quota = _episode_quota(plan, role, env)
     return _resume_if_known(worker, config.seed)
 
 
@@ -206,7 +208,7 @@ def _build_gradient_learner(
     learner = GradientLearner(store, batch_policy, _make_run_limits(plan, None), save, context, segment=plan.segment)
     learner.live_hyperparameters = LiveHyperparameters(agent, tunable_fields(config))
     if plan.resume is not None:
-        checkpoint = checkpoints.at(plan.resume)
+        checkpoint = checkpoints.load(plan.resume)
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
     return learner
 
@@ -224,7 +226,7 @@ def _make_gradient_memory(plan: Plan, agent: Agent, directory: RunDirectory) -> 
         agent,
         server,
         config.actors,
-        together=None if config.params.in_rounds else config.params.update_every or 1,
+        pushes_per_update=None if config.params.in_rounds else config.params.update_every or 1,
         use_agent_learning_rate=config.params.learning_rate is None,
     )
 
@@ -255,17 +257,17 @@ def _build_learner(plan: Plan, parts: SuppliedComponents, directory: RunDirector
         replay_clients=context.replay_clients,
     )
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
-    checkpoint = checkpoints.at(plan.resume) if plan.resume is not None else None
+    checkpoint = checkpoints.load(plan.resume) if plan.resume is not None else None
     log = _open_arrival_log(plan, checkpoint, directory, context) if config.flow.record_arrivals else None
-    if parts.script is not None:
-        context = replace(context, weights=parts.script.retaining_store(context.weights))
+    if parts.schedule is not None:
+        context = replace(context, weights=parts.schedule.retaining_store(context.weights))
     save = _make_checkpoint_saver(checkpoints, directory, context, log)
-    batch_policy = _make_batch_policy(plan, parts.script, context, log)
-    made = (agent, memory, batch_policy, _make_run_limits(plan, parts.script), save, context)
-    learner = _build_cluster_learner(plan, parts.node, *made) if config.cluster.joined else Learner(*made)
-    if parts.script is not None:
-        learner = scripted = RecordedLearner(*made)
-        scripted.changes = parts.script.changes
+    batch_policy = _make_batch_policy(plan, parts.schedule, context, log)
+    components = (agent, memory, batch_policy, _make_run_limits(plan, parts.schedule), save, context)
+    learner = _build_cluster_learner(plan, parts.node, *components) if config.cluster.joined else Learner(*components)
+    if parts.schedule is not None:
+        learner = scripted = RecordedLearner(*components)
+        scripted.changes = parts.schedule.changes
     learner.live_hyperparameters = LiveHyperparameters(agent, tunable_fields(config))
     if checkpoint is not None:
         learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
@@ -288,7 +290,7 @@ def _build_replay_server(plan: Plan, directory: RunDirectory, context: Context) 
     from steppe.replay.factory import make_replay_shard
     from steppe.roles.replay_server import ReplayServer
 
-    assert context.rpc_server is not None, "a replay role has a desk"
+    assert context.rpc_server is not None, "a replay role has an RPC server"
     num_shards = len(plan.replay)
     return ReplayServer(
         make_replay_shard(plan.config.agent, plan.segment, num_shards, directory.path), context.rpc_server, context
@@ -313,21 +315,23 @@ def _build_cluster_learner(
     )
 
     learner = NodeLearner(agent, memory, batch_policy, limits, save, context)
-    cluster, lent = plan.config.cluster, client is not None
-    learner.node = ClusterNode(cluster, agent, client or connect(cluster), lambda: context.ending, lent=lent)
+    cluster, external_client = plan.config.cluster, client is not None
+    learner.node = ClusterNode(
+        cluster, agent, client or connect(cluster), lambda: context.ending, external_client=external_client
+    )
     return learner
 
 
 def _build_tabular_worker(plan: Plan, role: RoleSpec, context: Context) -> Role:
     from steppe.roles.tabular.worker import TabularWorker  # compiled modules that only these runs need
 
-    config, life = plan.config, 0 if plan.resume is None else plan.resume + 1
-    names = ("worker", role.index, context.epoch, life)
+    config, resumed_from = plan.config, 0 if plan.resume is None else plan.resume + 1
+    names = ("worker", role.index, context.epoch, resumed_from)
     agent = _make_agent(plan, _resolve_device(plan, config.device))
-    crew = _make_tabular_rollout(plan, agent, names)
+    rollout = _make_tabular_rollout(plan, agent, names)
     chunk_steps = plan.segment.num_steps * (1 if isinstance(config.agent, ClassicConfig) else plan.num_envs)
-    chunk_steps = max(chunk_steps, crew.min_steps)
-    worker = TabularWorker(role.index, crew, chunk_steps, config.steps, context)
+    chunk_steps = max(chunk_steps, rollout.min_steps)
+    worker = TabularWorker(role.index, rollout, chunk_steps, config.steps, context)
     worker.claim_chunks, worker.claims_episodes = config.flow.refresh_every, config.episodes is not None
     if plan.resume is not None:
         context.event("resume", how="episode-boundary")
@@ -366,19 +370,19 @@ def _build_tabular_learner(plan: Plan, parts: SuppliedComponents, directory: Run
     agent: Any = parts.agent or load_start(_make_agent(plan, _resolve_device(plan, config.device)), directory)
     checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep, directory.key)
     save = _make_checkpoint_saver(checkpoints, directory, context, None)
-    keeper = TabularLearner(agent, config.actors, _make_run_limits(plan, None), save, context)
+    learner = TabularLearner(agent, config.actors, _make_run_limits(plan, None), save, context)
     if plan.resume is not None:
-        checkpoint = checkpoints.at(plan.resume)
-        keeper.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
-    return keeper
+        checkpoint = checkpoints.load(plan.resume)
+        learner.restore(checkpoint.weights, checkpoint.state, checkpoint.counters)
+    return learner
 
 
 def _make_batch_policy(
-    plan: Plan, script: RecordedSchedule | None, context: Context, log: ArrivalLog | None
+    plan: Plan, schedule: RecordedSchedule | None, context: Context, log: ArrivalLog | None
 ) -> BatchPolicy:
     config, flow = plan.config, plan.config.flow
-    if script is not None:
-        return RecordedBatchPolicy(context.channel, script)
+    if schedule is not None:
+        return RecordedBatchPolicy(context.channel, schedule)
     if plan.lockstep:
         return RoundBatchPolicy(context.channel, config.actors)
     if config.by_gradients:  # each push on arrival; the parameter server limits the staleness
@@ -389,7 +393,7 @@ def _make_batch_policy(
     return window
 
 
-def _make_run_limits(plan: Plan, script: RecordedSchedule | None) -> RunLimits:
+def _make_run_limits(plan: Plan, schedule: RecordedSchedule | None) -> RunLimits:
     config = plan.config
     return RunLimits(
         steps=config.steps,
@@ -399,7 +403,7 @@ def _make_run_limits(plan: Plan, script: RecordedSchedule | None) -> RunLimits:
         checkpoint_every_s=config.checkpoint.every_s,
         checkpoint_every_episodes=config.checkpoint.every_episodes,
         stop_on_full_disk=config.checkpoint.full_disk == "stop",
-        ended=script.ended if script else None,
+        ended=schedule.ended if schedule else None,
     )
 
 
@@ -431,7 +435,7 @@ def _open_arrival_log(plan: Plan, start: Checkpoint | None, directory: RunDirect
     """Open the arrival log, truncated to the checkpoint if the run resumes: later arrivals will be received again."""
     counters = start.counters if start is not None else {"arrivals_bytes": 0, "env_steps": 0, "updates": 0}
     length = int(counters.get("arrivals_bytes", -1))
-    log = ArrivalLog(directory.arrivals, length, lambda words: context.event("note", message=words))
+    log = ArrivalLog(directory.arrivals, length, lambda text: context.event("note", message=text))
     log.begin(plan.config.steps, int(counters["env_steps"]), int(counters["updates"]))
     return log
 
@@ -448,9 +452,10 @@ def load_start(agent: Agent, directory: RunDirectory) -> Agent:
 def _build_manager(plan: Plan, directory: RunDirectory, context: Context) -> Manager:
     policy = _make_agent(plan, "cpu")
     archive = RunArchive(directory, plan.config.checkpoint.keep_best)
-    judge = plan.config.evaluation
-    target, queue = plan.config.target_return, EvaluationQueue(directory.evaluations)
-    return Manager(policy, lambda: make_evaluator(plan, policy), judge, target, archive, context, queue)
+    evaluation, queue = plan.config.evaluation, EvaluationQueue(directory.evaluations)
+    return Manager(
+        policy, lambda: make_evaluator(plan, policy), evaluation, plan.config.target_return, archive, context, queue
+    )
 
 
 def make_evaluator(plan: Plan, policy: Agent, *, seed: int | None = None, render: bool = False) -> Evaluator:
@@ -458,7 +463,7 @@ def make_evaluator(plan: Plan, policy: Agent, *, seed: int | None = None, render
     config = plan.config
     seed = config.seed if seed is None else seed
     record = render or config.evaluation.record
-    world = make_segment_env(
+    env = make_segment_env(
         config.env,
         config.environment,
         min(32, config.evaluation.episodes),
@@ -466,4 +471,4 @@ def make_evaluator(plan: Plan, policy: Agent, *, seed: int | None = None, render
         render=record,
         whole_games=True,
     )
-    return Evaluator(world, policy, seed, max_steps=config.evaluation.max_episode_steps)
+    return Evaluator(env, policy, seed, max_steps=config.evaluation.max_episode_steps)

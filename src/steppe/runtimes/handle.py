@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.errors import EnvironmentFault, RunFailed, SteppeError, Unreachable
 from steppe.core.contracts.transport import Channel, Role, WeightStore
@@ -96,41 +96,41 @@ class RoleScheduler:
     """Step roles in turn and close each when it is done. A role that raises is removed, with a fault."""
 
     def __init__(self, roles: Sequence[Role]) -> None:
-        self.live = list(roles)
+        self.roles = list(roles)
         self.faults: list[Fault] = []
 
-    def once(self) -> bool:
+    def step(self) -> bool:
         """Step each role once; return whether any made progress."""
         busy = False
-        for role in list(self.live):
-            with self._blaming(role):
+        for role in list(self.roles):
+            with self._recording_faults(role):
                 busy = role.step() or busy
                 if role.done:
                     self._close(role)
                     busy = True
-        if not self.live:
+        if not self.roles:
             finish_traces()
         return busy
 
     def close(self) -> None:
         """Close the remaining roles; a failure of one does not keep the others from closing."""
-        for role in list(self.live):
-            with self._blaming(role):
+        for role in list(self.roles):
+            with self._recording_faults(role):
                 self._close(role)
         finish_traces()
 
     def _close(self, role: Role) -> None:
-        self.live.remove(role)
+        self.roles.remove(role)
         role.close()
 
     @contextlib.contextmanager
-    def _blaming(self, role: Role) -> Iterator[None]:
+    def _recording_faults(self, role: Role) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - any exception of a role is reported with its traceback
             role.done = True
-            if role in self.live:
-                self.live.remove(role)
+            if role in self.roles:
+                self.roles.remove(role)
             self.faults.append(Fault.of(role.name, error))
 
 

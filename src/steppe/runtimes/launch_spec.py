@@ -119,7 +119,7 @@ def build_roles(
     clock, spans = order.clock(), plan.config.flow.trace_spans
     roles = []
     commands = commands or (lambda after: run.board.read(COMMANDS, after))
-    for spec in plan.places()[worker_slot]:
+    for spec in plan.worker_slots()[worker_slot]:
         about = (run.id, spec.name, *links, board or run.board, _bind_kind(requested, spec.kind), clock, spans)
         context = Context(
             *about,

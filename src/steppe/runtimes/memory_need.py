@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec, SegmentSpec
@@ -30,16 +30,9 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
     if config.ray.address is not None:
         return  # the run uses other machines' memory
     agent, envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
-    segment = segment_spec(agent, spec, envs)
-    seats = config.flow.max_actors or config.actors
     if replay and agent.memory != "rollout":
-        factory.require_replay_memory(agent, segment, config.actors)
-    needs = {
-        "networks (hidden)": _network_bytes(agent, spec, config.actors),
-        "replay (buffer_size)": _replay_bytes(agent, segment, config.actors) if replay else 0,
-        "segments (actors × envs × segment_steps)": _segment_bytes(config, segment, seats),
-        "a batch": _batch_bytes(agent, segment),
-    }
+        factory.require_replay_memory(agent, segment_spec(agent, spec, envs), config.actors)
+    needs = estimate_memory(config, spec, replay=replay)
     total, available = sum(needs.values()), factory.available_bytes()
     if total > factory.MAX_MEMORY_SHARE * available:
         most = max(needs, key=lambda name: needs[name])
@@ -49,13 +42,29 @@ def require_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> 
         )
 
 
+def estimate_memory(config: RunConfig, spec: EnvSpec, *, replay: bool = True) -> dict[str, int]:
+    """Return the bytes that the run's arrays need, by what needs them."""
+    agent, envs = config.agent.resolve_defaults(spec, config.actors, config.envs)
+    segment = segment_spec(agent, spec, envs)
+    return {
+        "networks (hidden)": _network_bytes(agent, spec, config.actors),
+        "replay (buffer_size)": _replay_bytes(agent, segment, config.actors) if replay else 0,
+        "segments (actors × envs × segment_steps)": _segment_bytes(
+            config, segment, config.flow.max_actors or config.actors
+        ),
+        "a batch": _batch_bytes(agent, segment),
+    }
+
+
 def smallest_env_spec(config: RunConfig) -> EnvSpec:
     """Return the smallest spec that the configuration allows: the image size if images are resized, else one number."""
-    world = config.environment.resolve_defaults(config.env)
+    environment = config.environment.resolve_defaults(config.env)
     obs = FieldSpec("obs", (1,), "float32")
-    if world.resize:
-        channels = (world.frame_stack or 1) * (1 if world.grayscale else 3)
-        obs = FieldSpec("obs", (channels, world.resize, world.resize), "uint8", frames=world.frame_stack or 1)
+    if environment.resize:
+        channels = (environment.frame_stack or 1) * (1 if environment.grayscale else 3)
+        obs = FieldSpec(
+            "obs", (channels, environment.resize, environment.resize), "uint8", frames=environment.frame_stack or 1
+        )
     action = ActionSpec("box", (1,), (-1.0,), (1.0,)) if "discrete" not in config.agent.actions else None
     states = 1 if config.agent.observations == "index" else None
     return EnvSpec(config.env, obs, action or ActionSpec("discrete", (2,)), num_states=states)
@@ -82,16 +91,16 @@ def _input_width(spec: EnvSpec) -> int:
 
 
 def _replay_bytes(agent: AgentConfig, segment: SegmentSpec, num_actors: int) -> int:
-    kept = getattr(agent, "buffer_size", None)
-    if agent.memory == "rollout" or kept is None or getattr(agent, "buffer_storage", "memory") == "disk":
+    capacity = getattr(agent, "buffer_size", None)
+    if agent.memory == "rollout" or capacity is None or getattr(agent, "buffer_storage", "memory") == "disk":
         return 0
     return factory.estimate_replay_bytes(agent, segment, num_actors)[2]
 
 
-def _segment_bytes(config: RunConfig, segment: SegmentSpec, seats: int) -> int:
+def _segment_bytes(config: RunConfig, segment: SegmentSpec, num_writers: int) -> int:
     """Return the bytes of segments in flight, and of one more per writer, into which it collects or copies."""
     slots = 0 if config.by_gradients else config.flow.slots_per_actor or 1
-    return segment.nbytes * (slots * seats + config.actors)
+    return segment.nbytes * (slots * num_writers + config.actors)
 
 
 def _batch_bytes(agent: AgentConfig, segment: SegmentSpec) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steppe.core.algorithms import AgentConfig, ClassicConfig
+from steppe.algorithms.tabular.config import ClassicConfig
 from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import RunConfig
 from steppe.core.config.runtime_table import capabilities_of
 from steppe.core.contracts.errors import ConfigError
@@ -21,7 +22,7 @@ class RoleSpec:
 
     kind: str  # actor | worker | replay | learner | manager
     index: int
-    place: str
+    worker_slot: str
 
     @property
     def name(self) -> str:
@@ -81,9 +82,9 @@ class Plan:
     def can_host_learner(self) -> bool:
         """Whether the learner can run in the caller's process while actors are elsewhere: it is alone in its slot, and
         there is neither a shared table nor a replay role."""
-        alone = len(self.places()["learner"]) == 1
-        able = capabilities_of(self.config.runtime)
-        elsewhere = able.hosts_learner and not able.one_process
+        alone = len(self.worker_slots()["learner"]) == 1
+        capabilities = capabilities_of(self.config.runtime)
+        elsewhere = capabilities.hosts_learner and not capabilities.one_process
         return elsewhere and alone and not self.uses_table and not self.replay
 
     @property
@@ -91,10 +92,10 @@ class Plan:
         """The names of the replay roles; empty if the learner holds its replay itself."""
         return tuple(role.name for role in self.roles if role.kind == REPLAY)
 
-    def places(self) -> dict[str, tuple[RoleSpec, ...]]:
+    def worker_slots(self) -> dict[str, tuple[RoleSpec, ...]]:
         """Return the roles by worker slot, in order."""
-        names = dict.fromkeys(role.place for role in self.roles)
-        return {name: tuple(role for role in self.roles if role.place == name) for name in names}
+        names = dict.fromkeys(role.worker_slot for role in self.roles)
+        return {name: tuple(role for role in self.roles if role.worker_slot == name) for name in names}
 
 
 def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
@@ -124,7 +125,7 @@ def make_plan(config: RunConfig, spec: EnvSpec) -> Plan:
 
 def segment_spec(agent: AgentConfig, spec: EnvSpec, num_envs: int) -> SegmentSpec:
     """Return the layout of a segment, for an agent configuration with resolved defaults."""
-    assert agent.segment_steps is not None, "an agent's configuration is fitted to a world first"
+    assert agent.segment_steps is not None, "the agent's configuration is resolved for an environment first"
     rows, columns = num_envs * spec.num_agents, agent.columns(spec)
     return SegmentSpec(agent.segment_steps, rows, *spec.fields, columns, spec.num_agents)
 
@@ -133,8 +134,8 @@ def _roles(config: RunConfig) -> tuple[RoleSpec, ...]:
     if config.mode == "workers" and not config.by_gradients:
         return _workers(config)
     together, kind = config.mode == "single", "worker" if config.by_gradients else "actor"
-    seats = range(config.flow.max_actors or config.actors)
-    actors = tuple(RoleSpec(kind, index, "learner" if together else f"{kind}-{index}") for index in seats)
+    indices = range(config.flow.max_actors or config.actors)
+    actors = tuple(RoleSpec(kind, index, "learner" if together else f"{kind}-{index}") for index in indices)
     num_replay = 0 if capabilities_of(config.runtime).one_process else config.flow.replay_roles
     replay = tuple(RoleSpec(REPLAY, index, f"{REPLAY}-{index}") for index in range(num_replay))
     return (*actors, *replay, RoleSpec("learner", 0, "learner"), RoleSpec("manager", 0, "manager"))
@@ -155,7 +156,7 @@ def _require_table_memory(agent: AgentConfig, spec: EnvSpec) -> None:
     """Raise, before anything is allocated, if the table does not fit into memory."""
     from steppe.algorithms.tabular.memory_limits import require_memory
 
-    assert spec.num_states is not None, "agents with tables ask for numbered states"
+    assert spec.num_states is not None, "agents with tables require numbered states"
     require_memory(spec.num_states, spec.action.sizes[0], 4)
 
 

@@ -19,6 +19,6 @@ def prime_channel(channel: Primeable, plan: Plan, directory: RunDirectory) -> No
     """Set each actor's last segment in the channel from the checkpoint that the plan resumes from, if any."""
     if plan.resume is None:
         return
-    checkpoint = Checkpoints(directory.checkpoints, run=directory.key).at(plan.resume)
+    checkpoint = Checkpoints(directory.checkpoints, run=directory.key).load(plan.resume)
     for actor, expected, state in checkpoint.state["ledger"]["actors"]:
         channel.prime(actor, expected - 1, state)

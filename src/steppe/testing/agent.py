@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.contracts.algorithm import Agent, Policy, Progress
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch, Segment, SegmentHeader

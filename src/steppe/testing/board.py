@@ -81,7 +81,7 @@ class BoardConformance:
         actor = ActorReport(run="r", actor=1, epoch=0, version=3, sequence=9, env_steps=5, episodes=[(1.5, 20)])
         board.post(TRAINING, training.record())
         board.post(ACTORS, actor.record())
-        back = TrainingReport.read(board.read(TRAINING)[0][1])
-        assert (back.lags, back.time_s) == (training.lags, training.time_s)
-        assert math.isnan(back.stats["loss"])
+        decoded = TrainingReport.read(board.read(TRAINING)[0][1])
+        assert (decoded.lags, decoded.time_s) == (training.lags, training.time_s)
+        assert math.isnan(decoded.stats["loss"])
         assert ActorReport.read(board.read(ACTORS)[0][1]) == actor

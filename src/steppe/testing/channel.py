@@ -39,6 +39,7 @@ class ChannelConformance:
 
     spec = SPEC
     run = "conformance"
+    random_steps = 600  # of the test of random operations; fewer where each takes long
 
     def make(self, num_actors: int, slots_per_actor: int) -> AbstractContextManager[Channel]:
         """Return a new channel for segments of `spec` in the run named `run`, as opened by the reader."""
@@ -190,16 +191,16 @@ class ChannelConformance:
         stream = np.random.default_rng(5)
         with self.make(num_actors, slots) as reader:
             writers = [self.beside(reader) for _ in range(num_actors)]
-            life = _ChannelModel(self.run, num_actors)
-            for _ in range(600):
+            interleaving = _ChannelModel(self.run, num_actors)
+            for _ in range(self.random_steps):
                 actor = int(stream.integers(num_actors))
                 if stream.random() < 0.5:
-                    life.write(writers[actor], actor, slots)
-                elif stream.random() < 0.5 and life.held:
-                    reader.release(life.held.pop(int(stream.integers(len(life.held))))[0])
+                    interleaving.write(writers[actor], actor, slots)
+                elif stream.random() < 0.5 and interleaving.held:
+                    reader.release(interleaving.held.pop(int(stream.integers(len(interleaving.held))))[0])
                 else:
-                    life.read(reader)
-            assert min(life.sequences) > 10
+                    interleaving.read(reader)
+            assert min(interleaving.sequences) > self.random_steps // 60
 
     def test_a_segment_out_of_range_is_refused_and_counted(self) -> None:
         with self.make(1, 2) as reader:
@@ -316,8 +317,8 @@ def require_equal(segment: Segment | None, expected: Columns, head: SegmentHeade
     assert segment is not None, "nothing was polled"
     assert segment.columns.keys() == expected.keys()
     for name, values in expected.items():
-        said = segment.cut if name == "final_obs" else ...  # meaningless elsewhere, and need not be sent
-        np.testing.assert_array_equal(segment[name][said], values[said], err_msg=name)
+        sent_rows = segment.cut if name == "final_obs" else ...  # meaningless elsewhere, and need not be sent
+        np.testing.assert_array_equal(segment[name][sent_rows], values[sent_rows], err_msg=name)
         assert segment[name].dtype == values.dtype
     if head is not None:
         assert segment.header == head

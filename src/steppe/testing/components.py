@@ -169,12 +169,12 @@ class AgentPartConformance:
         for learn in ("batch", "order"):
             agent = self.make_agent()
             before = agent.get_policy_parameters()
-            told = (
+            metrics = (
                 agent.learn_from_batch(self.batch(agent))
                 if learn == "batch"
                 else agent.update_policy(self.experiences(agent))
             )
-            assert isinstance(told, dict)
+            assert isinstance(metrics, dict)
             assert not same(agent.get_policy_parameters(), before), learn
             assert isinstance(agent.get_training_stats(), dict)
             agent.reset_training_stats()
@@ -255,8 +255,8 @@ class LoopPartConformance:
 
     def test_training_takes_as_many_episodes_as_asked_for(self) -> None:
         loop = self.make_loop()
-        told = loop.run_training(4, 10, 2, 2)
-        assert isinstance(told, dict)
+        metrics = loop.run_training(4, 10, 2, 2)
+        assert isinstance(metrics, dict)
         assert loop.get_training_progress()["episode"] >= 4
         assert np.isfinite(loop.evaluate_policy(1)["return_mean"])
 

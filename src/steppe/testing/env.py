@@ -112,8 +112,8 @@ class WorldConformance:
         same_step = cut & journal.starts[1:]
         after_reset_row = ~journal["valid"]
         np.testing.assert_array_equal(journal.starts[1:], same_step | after_reset_row)
-        late = cut & ~journal.starts[1:]
-        np.testing.assert_array_equal(late[:-1], after_reset_row[1:])
+        missed = cut & ~journal.starts[1:]
+        np.testing.assert_array_equal(missed[:-1], after_reset_row[1:])
 
     def test_returns_and_lengths_add_up(self) -> None:
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
@@ -150,7 +150,7 @@ class WorldConformance:
             return
         journal = collect(self.make_world(self.num_envs, 9), self.num_rows, 7)
         for index, (env, seed) in enumerate(references):
-            self._follow(journal, index, env, seed)
+            self._replay_in_reference(journal, index, env, seed)
             env.close()
 
     def test_a_restored_world_goes_on_like_the_one_it_was_taken_from(self) -> None:
@@ -166,7 +166,7 @@ class WorldConformance:
                 sample(world.spec.action, num_rows(world), generator)
             rest = advance(world, whole["obs"][row], self.num_rows - row, 7, generator)
             world.close()
-            _require_same(_after(whole, row), rest)
+            _require_same(_slice_after(whole, row), rest)
 
     def test_a_snapshot_disturbs_nothing(self) -> None:
         world = self.make_world(self.num_envs, 3)
@@ -209,7 +209,7 @@ class WorldConformance:
         assert (None in states.values()) == (kind == "episode-boundary")
         return {row: state for row, state in states.items() if state is not None} or None
 
-    def _follow(self, journal: Journal, index: int, env: gym.Env[Any, Any], seed: int) -> None:
+    def _replay_in_reference(self, journal: Journal, index: int, env: gym.Env[Any, Any], seed: int) -> None:
         """Step `env` with the recorded actions of one environment and compare all results."""
         seen = self.row_of(env.observation_space, env.reset(seed=seed)[0])
         for t in range(self.num_rows):
@@ -270,12 +270,12 @@ def account(journal: Journal) -> tuple[list[tuple[float, int]], list[tuple[float
     running = [(0.0, 0)] * num_envs
     for t, index in np.ndindex(len(journal["reward"]), num_envs):
         rows = [index * journal.num_agents + agent for agent in range(journal.num_agents)]
-        there = [row for row in rows if journal["valid"][t, row]]
-        if not there:
+        present = [row for row in rows if journal["valid"][t, row]]
+        if not present:
             continue
         total, length = running[index]
-        running[index] = (total + sum(float(journal["reward"][t, row]) for row in there), length + 1)
-        if all(journal["terminated"][t, row] or journal["truncated"][t, row] for row in there):
+        running[index] = (total + sum(float(journal["reward"][t, row]) for row in present), length + 1)
+        if all(journal["terminated"][t, row] or journal["truncated"][t, row] for row in present):
             finished.append(running[index])
             running[index] = (0.0, 0)
     return finished, running
@@ -318,7 +318,7 @@ def _refuses(world: SegmentEnv, state: Tree) -> bool:
     return False
 
 
-def _after(journal: Journal, row: int) -> Journal:
+def _slice_after(journal: Journal, row: int) -> Journal:
     """Return the rows from `row` on, with the episodes that ended in them."""
     columns = {name: column[row:] for name, column in journal.columns.items()}
     before = np.count_nonzero(journal.ended[:row])

@@ -60,7 +60,7 @@ class ScriptedActor:
         segment = Segment.blank(self.spec)
         for column in segment.columns.values():
             column[...] = POISON if column.dtype.kind == "f" else 0
-        segment["obs"][0] = [self._seen(env) for env in range(self.spec.num_envs)]
+        segment["obs"][0] = [self._observed(env) for env in range(self.spec.num_envs)]
         for t in range(self.spec.num_steps):
             for env in range(self.spec.num_envs):
                 self._step(segment, t, env)
@@ -68,13 +68,13 @@ class ScriptedActor:
         self.sequence += 1
         return segment
 
-    def begin_anew(self) -> None:
+    def restart_episode(self) -> None:
         """Abandon all episodes without a cut, like an actor that was killed and restarted."""
         self._episode += 1
         self._time[:] = 0
         self._resets[:] = False
 
-    def _seen(self, env: int) -> tuple[float, ...]:
+    def _observed(self, env: int) -> tuple[float, ...]:
         return (float(self.actor), float(env), float(self._episode[env]), float(self._time[env]))
 
     def _step(self, segment: Segment, t: int, env: int) -> None:
@@ -82,13 +82,13 @@ class ScriptedActor:
             self._resets[env] = False
             self._episode[env] += 1
             self._time[env] = 0
-            segment["obs"][t + 1, env] = self._seen(env)
+            segment["obs"][t + 1, env] = self._observed(env)
             return
-        obs = self._seen(env)
+        obs = self._observed(env)
         self._time[env] += 1
         reward = float(np.float32(self.stream.normal()))
         terminated, truncated = bool(self.stream.random() < 0.15), bool(self.stream.random() < 0.15)
-        step = Step(env, self.sequence, obs, int(self._time[env]), reward, self._seen(env), terminated, truncated)
+        step = Step(env, self.sequence, obs, int(self._time[env]), reward, self._observed(env), terminated, truncated)
         self.steps.append(step)
         segment["action"][t, env], segment["reward"][t, env] = step.action, reward
         segment["terminated"][t, env], segment["truncated"][t, env] = terminated, truncated
@@ -99,7 +99,7 @@ class ScriptedActor:
             if not self.next_step:
                 self._episode[env] += 1
                 self._time[env] = 0
-        segment["obs"][t + 1, env] = self._seen(env)
+        segment["obs"][t + 1, env] = self._observed(env)
 
 
 class MemoryConformance:
@@ -107,18 +107,18 @@ class MemoryConformance:
 
     spec = SPEC
     num_actors = 2
-    intakes = 12  # a memory must be ready at least once within this many intakes
+    additions = 12  # a memory must be ready at least once within this many intakes
 
     def make(self) -> Memory:
         """Return a new memory for segments of `spec`."""
         raise NotImplementedError
 
-    def test_begins_hungry(self) -> None:
+    def test_an_empty_memory_wants_data(self) -> None:
         memory = self.make()
         assert memory.wants_data()
         assert not memory.ready()
 
-    def test_an_intake_of_nothing_changes_nothing(self) -> None:
+    def test_adding_no_segments_changes_nothing(self) -> None:
         memory = self.make()
         memory.add([])
         assert memory.wants_data()
@@ -128,18 +128,18 @@ class MemoryConformance:
         """A learner that adds when `wants_data` and learns when `ready` always has work, and does both."""
         memory = self.make()
         batches = self._run(memory, self._rounds())
-        assert batches, f"not ready after {self.intakes} intakes"
+        assert batches, f"not ready after {self.additions} intakes"
         assert memory.wants_data(), "never hungry again: the learner would learn from the same for ever"
 
     def test_keeps_its_own_copy(self) -> None:
         """Released segments are overwritten by their writers."""
         for batch in self._run(self.make(), self._rounds(), spoil=True):
-            self._require_sound(batch)
+            self._require_consistent(batch)
 
     def test_meaningless_rows_stay_out(self) -> None:
         for next_step in (False, True):
             for batch in self._run(self.make(), self._rounds(next_step=next_step)):
-                self._require_sound(batch)
+                self._require_consistent(batch)
 
     def test_same_intake_same_batches(self) -> None:
         one, other = self._run(self.make(), self._rounds()), self._run(self.make(), self._rounds())
@@ -148,7 +148,7 @@ class MemoryConformance:
     def test_goes_on_exactly_from_its_state(self) -> None:
         """Also after serialization, into a memory that was used before, and while the original continues."""
         rounds = self._rounds()
-        for split in range(1, self.intakes, 3):
+        for split in range(1, self.additions, 3):
             original, copy = self.make(), self.make()
             self._run(original, rounds[:split])
             self._run(copy, rounds[: split // 2])
@@ -162,7 +162,7 @@ class MemoryConformance:
         """Saves to disk like successive checkpoints; the restored memories continue like the original."""
         rounds, before = self._rounds(), None
         original = self.make()
-        for split in range(1, self.intakes, 3):
+        for split in range(1, self.additions, 3):
             self._run(original, rounds[max(0, split - 3) : split])
             rings: list[Ring] = []
             tree = codec.pack(row_chunks.extract_rings(original.live_state(), rings))
@@ -202,7 +202,7 @@ class MemoryConformance:
 
     def _rounds(self, *, next_step: bool = True) -> list[list[Segment]]:
         actors = [ScriptedActor(self.spec, actor, next_step=next_step) for actor in range(self.num_actors)]
-        return [[actor.segment(version) for actor in actors] for version in range(self.intakes)]
+        return [[actor.segment(version) for actor in actors] for version in range(self.additions)]
 
     def _run(self, memory: Memory, rounds: Iterable[list[Segment]], *, spoil: bool = False) -> list[Batch]:
         """Do what a learner does in sync mode, at most a thousand updates per intake; return copies of the batches."""
@@ -221,7 +221,7 @@ class MemoryConformance:
                 memory.update(batch, self.learned(batch))
         return batches
 
-    def _require_sound(self, batch: Batch) -> None:
+    def _require_consistent(self, batch: Batch) -> None:
         """Check that rewards and observations are real, and that each next observation is from the same episode."""
         if "valid" in batch.columns:
             valid = batch["valid"]
@@ -253,5 +253,5 @@ def _require_equal(batches: list[Batch], others: list[Batch]) -> None:
         assert one.columns.keys() == other.columns.keys()
         assert one.versions == other.versions
         pairs: list[tuple[Any, Any]] = [(one[name], other[name]) for name in one.columns]
-        for left, right in [*pairs, (one.weights, other.weights), (one.indices, other.indices)]:
-            np.testing.assert_array_equal(left, right)
+        for left, expected_batch in [*pairs, (one.weights, other.weights), (one.indices, other.indices)]:
+            np.testing.assert_array_equal(left, expected_batch)

@@ -115,8 +115,8 @@ class RuntimeConformance:
         checkpoint = Checkpoints(directory.checkpoints).latest()
         assert checkpoint is not None
         assert checkpoint.weights.sha256() == last.weights_sha256
-        told = [ActorReport.read(record) for _, record in directory.store.read(ACTORS)]
-        assert {report.actor for report in told if report.state == "stopped"} == {0, 1}
+        reports = [ActorReport.read(record) for _, record in directory.store.read(ACTORS)]
+        assert {report.actor for report in reports if report.state == "stopped"} == {0, 1}
 
     def test_stop_ends_everything_early(self, tmp_path: Path, meter: Path) -> None:
         with self._endless(tmp_path, meter) as (handle, directory, _):

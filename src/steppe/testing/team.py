@@ -34,12 +34,12 @@ class TeamConformance(WorldConformance):
         """Rows of absent agents are empty, and follow an episode end or another such row."""
         journal = collect(self.make_world(self.num_envs, 0), self.num_rows, 7)
         cut, absent = journal["terminated"] | journal["truncated"], ~journal["valid"]
-        assert not (absent & cut).any(), "an agent that was not there ended an episode"
-        assert not journal["reward"][absent].any(), "an agent that was not there was paid"
-        assert not journal["obs"][:-1][absent].any(), "an agent that was not there saw something"
+        assert not (absent & cut).any(), "an absent agent ended an episode"
+        assert not journal["reward"][absent].any(), "an absent agent got a reward"
+        assert not journal["obs"][:-1][absent].any(), "an absent agent got an observation"
         assert (cut[:-1] | absent[:-1])[absent[1:]].all(), "an agent left without an end"
-        there = journal["valid"].reshape(self.num_rows, self.num_envs, -1)
-        assert there.any(axis=2).all(), "a step in which nobody was there"
+        present = journal["valid"].reshape(self.num_rows, self.num_envs, -1)
+        assert present.any(axis=2).all(), "a step in which no agent was present"
 
     def test_every_end_leads_to_one_start(self) -> None:
         """An agent starts exactly when it is present and was absent, or had ended, before."""
@@ -69,16 +69,16 @@ class TeamConformance(WorldConformance):
         totals = np.where(np.isnan(journal.shares), 0.0, journal.shares).sum(axis=1)
         np.testing.assert_allclose(totals, [total for total, _ in journal.finished], atol=1e-9)
 
-    def test_nobody_hears_who_is_not_there(self) -> None:
+    def test_absent_agents_receive_and_send_no_messages(self) -> None:
         world = self.make_world(self.num_envs, 0)
         obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
         world.reset(obs)
         mask = get_comm_mask(world).reshape(self.num_envs, world.spec.num_agents, -1)
         assert mask.shape[2] == world.spec.num_agents
         assert mask.dtype == np.bool_
-        there = world.starts.reshape(self.num_envs, -1)
-        assert not mask[~there].any()
-        assert not mask.transpose(0, 2, 1)[~there].any()
+        present = world.starts.reshape(self.num_envs, -1)
+        assert not mask[~present].any()
+        assert not mask.transpose(0, 2, 1)[~present].any()
         world.close()
 
     def test_rows_are_what_plain_environments_give(self) -> None:
@@ -103,7 +103,7 @@ class _ReferenceEnv:
     def follow(self, num_steps: int) -> None:
         self._begin()
         for t in range(num_steps):
-            self._see(t)
+            self._record(t)
             live = list(self.env.agents)
             actions = {a: self.suite.team_action(str(a), self.journal["action"][t, self.rows[a]]) for a in live}
             self.seen, rewards, terminated, truncated, _ = self.env.step(actions)
@@ -111,19 +111,19 @@ class _ReferenceEnv:
                 self._compare(t, agent, float(rewards[agent]), bool(terminated[agent]), bool(truncated[agent]))
             if not self.env.agents:
                 self._begin()
-        self._see(num_steps)
+        self._record(num_steps)
 
     def _begin(self) -> None:
         self.seen, _ = self.env.reset(seed=self.seed_of(self.episode))
         self.episode += 1
 
-    def _see(self, t: int) -> None:
+    def _record(self, t: int) -> None:
         for agent, row in self.rows.items():
-            there = agent in self.env.agents
+            present = agent in self.env.agents
             where = f"environment {self.index}, {agent}, row {t}"
             if t < len(self.journal["valid"]):
-                assert self.journal["valid"][t, row] == there, where
-            self._same(self.journal["obs"][t, row], self.seen[agent] if there else None, agent, where)
+                assert self.journal["valid"][t, row] == present, where
+            self._same(self.journal["obs"][t, row], self.seen[agent] if present else None, agent, where)
 
     def _compare(self, t: int, agent: Any, reward: float, terminated: bool, truncated: bool) -> None:
         row, where = self.rows[agent], f"environment {self.index}, {agent}, row {t}"

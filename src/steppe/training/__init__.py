@@ -1,1 +1,1 @@
-"""Build a plan, launch it, supervise it and finish it: MainLoop and the parts that users compose."""
+"""Build a plan, launch it, supervise it and finish it: train, resume, rerun, evaluate and load."""

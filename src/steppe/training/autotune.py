@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from steppe.algorithms import make_agent
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import ResolvedConfig, RunConfig
 from steppe.core.contracts.algorithm import Agent, Progress
 from steppe.core.contracts.env import SegmentEnv
@@ -30,7 +30,7 @@ from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import segment_spec
 
 TRIAL_S = 0.15  # for collecting, and again for learning, with each number of environments
-TRIES = 3  # collecting trials within that time: other load on the machine slows some of them down
+NUM_TRIALS = 3  # collecting trials within that time: other load on the machine slows some of them down
 MAX_LEARNING_S = 20 * TRIAL_S  # upper limit for learning, however slow it is
 NEAR_BEST_SHARE = 0.9  # of the best throughput is good enough
 MAX_ACTORS = 64
@@ -63,14 +63,14 @@ def resolve_auto_settings(resolved: ResolvedConfig) -> ResolvedConfig:
         return _autotune_workers(resolved, spec)
     overlap = config.mode != "single"
     with temporary_torch_settings(config.flow.threads, config.agent):
-        pace = (
+        cost = (
             _find_best_envs(config, spec, overlap=overlap)
             if "envs" in resolved.auto
             else _measure_step_cost(config, spec, config.envs)
         )
-    chosen = {"envs": pace.envs} if "envs" in resolved.auto else {}
+    chosen = {"envs": cost.envs} if "envs" in resolved.auto else {}
     if "actors" in resolved.auto:
-        chosen["actors"] = choose_actors(pace, usable_cores()) if overlap else 1
+        chosen["actors"] = choose_actors(cost, usable_cores()) if overlap else 1
     sources = resolved.sources | dict.fromkeys(chosen, "calibration")
     return replace(resolved, config=config.model_copy(update=chosen), sources=sources, auto=())
 
@@ -86,21 +86,21 @@ def _autotune_workers(resolved: ResolvedConfig, spec: EnvSpec) -> ResolvedConfig
     return replace(resolved, config=config.model_copy(update=chosen), sources=sources, auto=())
 
 
-def choose_envs(paces: list[StepCost], *, overlap: bool) -> StepCost:
+def choose_envs(costs: list[StepCost], *, overlap: bool) -> StepCost:
     """Return the fewest environments with a throughput near the best: fewer steps then pass between two updates."""
-    best = max(pace.steps_per_s(1, overlap=overlap) for pace in paces)
-    return next(pace for pace in paces if pace.steps_per_s(1, overlap=overlap) >= NEAR_BEST_SHARE * best)
+    best = max(cost.steps_per_s(1, overlap=overlap) for cost in costs)
+    return next(cost for cost in costs if cost.steps_per_s(1, overlap=overlap) >= NEAR_BEST_SHARE * best)
 
 
-def choose_actors(pace: StepCost, cores: int) -> int:
+def choose_actors(cost: StepCost, cores: int) -> int:
     """Return as many actors as keep the learner busy.
 
     Actors that compute need a core each, besides the learner's core if it has work to do.
     """
-    wanted = math.ceil(pace.collect_s / max(pace.learn_s, 1e-9) * NEAR_BEST_SHARE)
-    learner_core = 1 if pace.learn_s > 0.25 * pace.collect_s else 0
-    most = MAX_ACTORS if pace.busy < 0.5 else cores - learner_core
-    return max(1, min(wanted, most))
+    enough = math.ceil(cost.collect_s / max(cost.learn_s, 1e-9) * NEAR_BEST_SHARE)
+    learner_core = 1 if cost.learn_s > 0.25 * cost.collect_s else 0
+    limit = MAX_ACTORS if cost.busy < 0.5 else cores - learner_core
+    return max(1, min(enough, limit))
 
 
 def usable_cores() -> int:
@@ -110,13 +110,13 @@ def usable_cores() -> int:
 
 def _find_best_envs(config: RunConfig, spec: EnvSpec, *, overlap: bool) -> StepCost:
     """Measure increasing numbers of environments until two in a row bring no improvement."""
-    paces: list[StepCost] = []
+    costs: list[StepCost] = []
     for envs in VECTOR_ENV_COUNTS if spec.native_vector else LOOP_ENV_COUNTS:
-        paces.append(_measure_step_cost(config, spec, envs))
-        rates = [pace.steps_per_s(1, overlap=overlap) for pace in paces]
+        costs.append(_measure_step_cost(config, spec, envs))
+        rates = [cost.steps_per_s(1, overlap=overlap) for cost in costs]
         if len(rates) > 2 and max(rates[-2:]) < max(rates[:-2]) * 1.02:
             break
-    return choose_envs(paces, overlap=overlap)
+    return choose_envs(costs, overlap=overlap)
 
 
 def _measure_step_cost(config: RunConfig, spec: EnvSpec, num_envs: int | None) -> StepCost:
@@ -131,40 +131,40 @@ def _measure_collecting(config: RunConfig, agent: Agent, segment: Segment) -> tu
     """Return (seconds per environment step, fraction of them on the CPU); fills the segment with observed steps."""
     seeds = seeding.seed_sequence(config.seed, "calibration")
     num_envs = segment.spec.num_envs // segment.spec.num_agents
-    world = make_segment_env(config.env, config.environment, num_envs, seeds)
+    env = make_segment_env(config.env, config.environment, num_envs, seeds)
     try:
-        world.reset(segment["obs"][0])
+        env.reset(segment["obs"][0])
         agent.begin(segment.spec.num_envs, seeding.generator(config.seed, "calibration", "act"))
-        _fill(agent, world, segment, 0.0)  # warm-up: compiles kernels
-        tries = [_timed_fill(agent, world, segment, TRIAL_S / TRIES) for _ in range(TRIES)]
+        _fill(agent, env, segment, 0.0)  # warm-up: compiles kernels
+        trials = [_timed_fill(agent, env, segment, TRIAL_S / NUM_TRIALS) for _ in range(NUM_TRIALS)]
         while not segment.env_steps:  # only resets, e.g. between episodes of equal length: nothing to learn from
-            _fill(agent, world, segment, 0.0)
+            _fill(agent, env, segment, 0.0)
     finally:
-        world.close()
-    known = min(tries[-1][0], segment.spec.num_steps)
-    steps, wall_s, cpu_s = min(tries, key=lambda tried: tried[1] / tried[0])
+        env.close()
+    num_filled = min(trials[-1][0], segment.spec.num_steps)
+    steps, wall_s, cpu_s = min(trials, key=lambda trial: trial[1] / trial[0])
     for column in segment.columns.values():  # fill rows that there was no time for with copies of observed ones
-        column[known:] = column[np.arange(len(column) - known) % known]
+        column[num_filled:] = column[np.arange(len(column) - num_filled) % num_filled]
     return wall_s / (steps * num_envs), cpu_s / wall_s
 
 
-def _timed_fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> tuple[int, float, float]:
+def _timed_fill(agent: Agent, env: SegmentEnv, segment: Segment, seconds: float) -> tuple[int, float, float]:
     """Return (vector steps, wall seconds, CPU seconds)."""
-    began_s, worked_s = time.perf_counter(), time.thread_time()
-    steps = _fill(agent, world, segment, seconds)
-    return steps, time.perf_counter() - began_s, time.thread_time() - worked_s
+    started_s, cpu_started_s = time.perf_counter(), time.thread_time()
+    steps = _fill(agent, env, segment, seconds)
+    return steps, time.perf_counter() - started_s, time.thread_time() - cpu_started_s
 
 
-def _fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> int:
+def _fill(agent: Agent, env: SegmentEnv, segment: Segment, seconds: float) -> int:
     """Act for that many seconds, at least one step, overwriting the segment cyclically; return the vector steps."""
-    bound_policy = BoundPolicy(agent, world)
+    bound_policy = BoundPolicy(agent, env)
     until_s, steps, last = time.perf_counter() + seconds, 0, segment.spec.num_steps
     while not steps or time.perf_counter() < until_s:
         t = steps % last
         if steps and t == 0:
             segment["obs"][0] = segment["obs"][last]
         segment.write(t, bound_policy.act(segment["obs"][t]))
-        world.step(segment["action"][t], segment, t)
+        env.step(segment["action"][t], segment, t)
         steps += 1
     segment["obs"][0] = segment["obs"][(steps - 1) % last + 1]
     return steps
@@ -173,12 +173,12 @@ def _fill(agent: Agent, world: SegmentEnv, segment: Segment, seconds: float) -> 
 def _measure_learning(agent: Agent, config: AgentConfig, segment: Segment) -> float:
     """Return the seconds of learning per environment step."""
     window = sum(getattr(config, name, 0) for name in ("burn_in", "sequence_length", "n_step"))
-    small = {
+    small_settings = {
         "learning_starts": 0,
         "buffer_size": max(4096, getattr(config, "batch_size", 1), 8 * window),
         "buffer_storage": "memory",
     }
-    config = config.model_copy(update={key: value for key, value in small.items() if hasattr(config, key)})
+    config = config.model_copy(update={key: value for key, value in small_settings.items() if hasattr(config, key)})
     memory = make_memory(config, segment.spec, stream=np.random.default_rng(0), total_steps=None)
     until_s, spent_s, steps = time.perf_counter() + MAX_LEARNING_S, 0.0, 0.0
     for number in itertools.count():
@@ -201,5 +201,5 @@ def _env_steps_per_batch(config: AgentConfig, segment: Segment) -> float:
     """Return the environment steps per batch: a whole rollout's, or the sampled steps divided by samples_per_insert."""
     if config.memory == "rollout":
         return float(segment.env_steps)
-    drawn = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)  # steps of single agents
-    return drawn / float(getattr(config, "samples_per_insert", 1.0)) * segment.env_steps / segment.num_valid
+    sampled_steps = getattr(config, "batch_size", 1) * getattr(config, "sequence_length", 1)  # steps of single agents
+    return sampled_steps / float(getattr(config, "samples_per_insert", 1.0)) * segment.env_steps / segment.num_valid

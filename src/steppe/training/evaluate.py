@@ -35,8 +35,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play episodes with a run's weights and report their returns; the same seed plays the same episodes.
 
-    `render_dir` receives videos of the first `videos` episodes of one environment. `explore` samples actions. A run without final weights (stopped, or still running) is
-    evaluated by its newest checkpoint; `checkpoint` (or RUN@best, RUN@12, RUN@step=400000) chooses another one.
+    `render_dir` receives videos of the first `videos` episodes of one environment; `explore` samples actions. A run without
+    final weights (stopped, or still running) is evaluated by its newest checkpoint; `checkpoint` (or RUN@best, RUN@12,
+    RUN@step=400000) chooses another one.
     """
     if min(episodes, videos) < 1:
         raise ConfigError(f"episodes={episodes}, videos={videos}: must be at least 1")
@@ -46,10 +47,10 @@ def evaluate(
     config, weights = directory.config(), select_weights(directory, selector)
     seed = config.seed if seed is None else seed
     # Gymnasium's vector environments cannot render and draw other random numbers: rendering would change the result.
-    world = config.environment
-    if world.vector == "auto":
-        world = world.model_copy(update={"vector": "loop"})
-    config = config.model_copy(update={"environment": world, "seed": seed})
+    environment = config.environment
+    if environment.vector == "auto":
+        environment = environment.model_copy(update={"vector": "loop"})
+    config = config.model_copy(update={"environment": environment, "seed": seed})
     spec = probe(config.env, config.environment)
     evaluation = evaluate_weights(
         config, spec, weights, episodes=episodes, explore=explore, record=0 if render_dir is None else videos
@@ -64,14 +65,14 @@ def evaluate(
             try:
                 save_video(path, frames)
             except OSError as error:
-                raise UsageError(f"cannot keep the recording {path}: {error.strerror}") from None
+                raise UsageError(f"cannot write the recording {path}: {error.strerror}") from None
             recordings.append(str(path))
-    about = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
-    judged = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
+    run_info = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
+    weights_info = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
     return (
-        about
+        run_info
         | evaluation_summary(evaluation)
-        | judged
+        | weights_info
         | {"recording": recordings[0] if recordings else None, "recordings": recordings or None}
     )
 
@@ -83,17 +84,17 @@ def evaluate_weights(
     from steppe.algorithms import make_agent
     from steppe.runtimes.builder import make_evaluator
 
-    judging = config.evaluation.model_copy(update={"episodes": episodes})
-    plan = make_plan(config.model_copy(update={"evaluation": judging, "runtime": "inline"}), spec)
+    evaluation_config = config.evaluation.model_copy(update={"episodes": episodes})
+    plan = make_plan(config.model_copy(update={"evaluation": evaluation_config, "runtime": "inline"}), spec)
     with temporary_torch_settings(config.flow.threads, config.agent):
         policy = make_agent(config.algo, plan.config.agent, spec, seed=seeding.integer_seed(config.seed, "agent"))
         policy.load(weights)
-        judge = make_evaluator(plan, policy, render=bool(record))
+        evaluator = make_evaluator(plan, policy, render=bool(record))
         try:
-            evaluation = judge.evaluate(episodes, lambda: False, explore=explore, record=record)
+            evaluation = evaluator.evaluate(episodes, lambda: False, explore=explore, record=record)
         finally:
-            judge.env.close()
-    assert evaluation is not None, "nobody asked for the end"
+            evaluator.env.close()
+    assert evaluation is not None, "the evaluation was not stopped"
     return evaluation
 
 

@@ -21,7 +21,7 @@ from steppe.envs.lookup import find_env
 from steppe.envs.vector.spaces import make_action_decoder, make_observation_encoder, make_state_index_encoder
 from steppe.envs.wrappers.frame_stack import FrameStack
 from steppe.records.selectors import open_run, select_weights
-from steppe.training.load_multi_agent import LoadedMultiAgentPolicy
+from steppe.training.load_multi_agent import LoadedMultiAgentPolicy, require_finite, require_observation
 
 Space = spaces.Space[Any]
 
@@ -40,21 +40,21 @@ class LoadedPolicy:
         self._seed = seed
         self._space, self._discrete = env.observation_space, isinstance(env.action_space, spaces.Discrete)
         self._actions = make_action_decoder(env.action_space, config.env)
-        world = config.environment.resolve_defaults(config.env)
-        grayscale, resize = bool(world.grayscale), world.resize or None
+        environment = config.environment.resolve_defaults(config.env)
+        grayscale, resize = bool(environment.grayscale), environment.resize or None
         num_states = None
-        if world.observations == "index":
-            self._rule, num_states = make_state_index_encoder(self._space, config.env)
+        if environment.observations == "index":
+            self._encoder, num_states = make_state_index_encoder(self._space, config.env)
         else:
-            self._rule = make_observation_encoder(self._space, config.env, grayscale=grayscale, resize=resize)
-        self._stacked = world.frame_stack or 1
-        field = FrameStack(1, self._rule, self._stacked).field if self._stacked > 1 else self._rule.field
+            self._encoder = make_observation_encoder(self._space, config.env, grayscale=grayscale, resize=resize)
+        self._stacked = environment.frame_stack or 1
+        field = FrameStack(1, self._encoder, self._stacked).field if self._stacked > 1 else self._encoder.field
         self.spec = EnvSpec(config.env, field, self._actions.spec, num_states=num_states)
         agent = config.agent.resolve_defaults(self.spec, config.actors, config.envs)[0]
         self.agent: Agent = make_agent(config.algo, agent, self.spec, seed=seeding.integer_seed(config.seed, "agent"))
         self.agent.load(weights)
         self._frames: FrameStack | None = None
-        self._width = 0
+        self._num_rows = 0
         self._starts = np.ones(0, np.bool_)
 
     @typechecked
@@ -64,47 +64,53 @@ class LoadedPolicy:
         Actions are greedy, or sampled if `explore`. `action_mask` marks the allowed actions, like
         `info["action_mask"]`, for an agent that learned with masks.
         """
-        size = _batch_size(self._space, obs)
-        rows = [obs] if size is None else [_row(self._space, obs, index) for index in range(size)]
-        if len(rows) != self._width:
+        with require_observation(self.spec.id):
+            size = _batch_size(self._space, obs)
+            rows = [obs] if size is None else [_row(self._space, obs, index) for index in range(size)]
+        if len(rows) != self._num_rows:
             self._begin(len(rows))
-        seen = np.zeros((len(rows), *self.spec.obs.shape), self.spec.obs.dtype)
-        for index, raw in enumerate(rows):
-            self._put(seen, index, raw)
-        chosen = self._choose(seen, action_mask, explore=explore)
+        encoded = np.zeros((len(rows), *self.spec.obs.shape), self.spec.obs.dtype)
+        with require_observation(self.spec.id), np.errstate(all="ignore"):
+            for index, raw in enumerate(rows):
+                self._encode(encoded, index, raw)
+        require_finite(encoded)
+        chosen = self._choose(encoded, action_mask, explore=explore)
         self._starts = np.zeros(len(rows), np.bool_)
         actions = self._actions.batch(chosen)
         if size is not None:
             return actions
         return int(actions[0]) if self._discrete else actions[0]
 
-    def _choose(self, seen: np.ndarray, mask: Any, *, explore: bool) -> np.ndarray:
+    def _choose(self, encoded: np.ndarray, mask: Any, *, explore: bool) -> np.ndarray:
         if mask is None:
-            return self.agent.act(seen, self._starts, explore=explore)["action"]
+            return self.agent.act(encoded, self._starts, explore=explore)["action"]
         if self.spec.num_states is None:
             raise UsageError("this agent has a network and did not learn with masks: leave action_mask out")
-        choose: Any = self.agent.act
-        masks = np.asarray(mask, np.bool_).reshape(len(seen), -1)
-        chosen: np.ndarray = choose(seen, self._starts, explore=explore, masks=masks)["action"]
+        act: Any = self.agent.act
+        try:
+            masks = np.asarray(mask, np.bool_).reshape(len(encoded), *self.spec.action.sizes)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"action_mask has one flag per action, and a row per observation: {error}") from None
+        chosen: np.ndarray = act(encoded, self._starts, explore=explore, masks=masks)["action"]
         return chosen
 
     def reset(self) -> None:
         """Mark the next observation as the first of an episode, in all environments."""
-        self._starts = np.ones(self._width, np.bool_)
+        self._starts = np.ones(self._num_rows, np.bool_)
 
-    def _begin(self, width: int) -> None:
-        self._width = width
-        self.agent.begin(width, seeding.generator(self._seed, "loaded"))
-        self._frames = FrameStack(width, self._rule, self._stacked) if self._stacked > 1 else None
+    def _begin(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self.agent.begin(num_rows, seeding.generator(self._seed, "loaded"))
+        self._frames = FrameStack(num_rows, self._encoder, self._stacked) if self._stacked > 1 else None
         self.reset()
 
-    def _put(self, seen: np.ndarray, index: int, raw: Any) -> None:
+    def _encode(self, encoded: np.ndarray, index: int, raw: Any) -> None:
         if self._frames is None:
-            self._rule.put_checked(seen, index, raw)
+            self._encoder.put_checked(encoded, index, raw)
         elif self._starts[index]:
-            self._frames.restart(seen, index, raw)
+            self._frames.restart(encoded, index, raw)
         else:
-            self._frames.put(seen, index, raw)
+            self._frames.put(encoded, index, raw)
 
 
 @typechecked

@@ -65,14 +65,19 @@ def reproduce(run: str | Path, fault: int | None = None) -> Reproduction:
     """Repeat what led to a recorded fault (default: the newest), and report whether it happens again."""
     references.stop_if_loading_main()
     directory = RunDirectory.open(run)
-    path, kept = Faults(directory).load(fault)
+    path, saved = Faults(directory).load(fault)
     try:
-        actor, actions, origin, whole = int(kept["actor"]), kept["actions"], dict(kept["origin"]), bool(kept["whole"])
-        recorded = RaisedError.of(str(kept["exception"]), str(kept["message"]), kept["details"])
+        actor, actions, origin, complete = (
+            int(saved["actor"]),
+            saved["actions"],
+            dict(saved["origin"]),
+            bool(saved["whole"]),
+        )
+        recorded = RaisedError.of(str(saved["exception"]), str(saved["message"]), saved["details"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFile(f"{path} does not describe a fault: {type(error).__name__}: {error}") from None
     found, notes = _replay_actions(directory.config(), actor, origin, actions)
-    if not whole:
+    if not complete:
         notes.insert(0, "its environments have no snapshots and the run was long: only the last actions were kept")
     steps = 0 if actions is None else len(actions)
     return Reproduction(directory.id, path, actor, steps, recorded, found, tuple(notes))
@@ -84,29 +89,29 @@ def _replay_actions(
     """Return the error that the environment raises, if any, and notes on what could not be restored."""
     assert config.envs is not None, "the configuration of a run says how many environments there are"
     notes: list[str] = []
-    world = make_segment_env(config.env, config.environment, config.envs, env_seeds(config.seed, actor))
+    env = make_segment_env(config.env, config.environment, config.envs, env_seeds(config.seed, actor))
     try:
-        notes += _restore_origin(world, config, actor, origin)
-        row = Segment.blank(SegmentSpec(1, num_rows(world), world.spec.obs, world.spec.action.field))
+        notes += _restore_origin(env, config, actor, origin)
+        row = Segment.blank(SegmentSpec(1, num_rows(env), env.spec.obs, env.spec.action.field))
         for action in () if actions is None else actions:
-            world.step(action, row, 0)
+            env.step(action, row, 0)
     except EnvironmentFault as fault:
         return RaisedError.of(type(fault.__cause__ or fault).__name__, str(fault), fault.details), notes
     finally:
-        world.close()
+        env.close()
     return None, notes
 
 
-def _restore_origin(world: SegmentEnv, config: RunConfig, actor: int, origin: dict[str, Any]) -> list[str]:
+def _restore_origin(env: SegmentEnv, config: RunConfig, actor: int, origin: dict[str, Any]) -> list[str]:
     """Restore the environment where the recorded actions began; return notes on what could not be restored."""
-    obs = np.zeros((num_rows(world), *world.spec.obs.shape), world.spec.obs.dtype)
+    obs = np.zeros((num_rows(env), *env.spec.obs.shape), env.spec.obs.dtype)
     if "state" not in origin:
         after = origin["after"]
-        world.reset(obs, None if after is None else env_seeds(config.seed, actor, after=after))
+        env.reset(obs, None if after is None else env_seeds(config.seed, actor, after=after))
         return []
     try:
-        world.restore(codec.unpack(origin["state"])["world"])
+        env.restore(codec.unpack(origin["state"])["world"])
     except CannotResume as reason:
-        world.reset(obs)
-        return [f"the environments could not be brought where they were and began new episodes: {reason}"]
+        env.reset(obs)
+        return [f"the environments could not be restored and began new episodes: {reason}"]
     return []

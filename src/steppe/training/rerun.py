@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steppe.core.config import references
+from steppe.core.config.fields import MAX_SETTING
 from steppe.core.config.run import KafkaConfig, RayConfig, RunConfig, flatten
 from steppe.core.config.tunables import tunable_fields
 from steppe.core.contracts.errors import Conflict, UsageError
@@ -26,10 +27,9 @@ from steppe.records.run_directory import RunDirectory
 from steppe.records.view import RunView
 from steppe.roles.recorded_schedule import HyperparameterUpdate, RecordedSchedule
 from steppe.runtimes.plan import Plan, make_plan
-from steppe.training.composition.config_merge import MAX_SETTING
+from steppe.training.experiment import finish_run
 from steppe.training.result import RunResult
 from steppe.training.supervisor import Observer, Outcome, StopSignalHandler, Supervisor
-from steppe.training.train import finish_run
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class RecordedRun:
     """A run as recorded in its log: its attempts, where the last one ended and with which weights."""
 
     directory: RunDirectory
-    lives: list[RunAttempt]
+    attempts: list[RunAttempt]
     end: tuple[int, int]  # env_steps, updates
     weights_sha256: str
     reached: bool  # whether its final weights are older than its learner's last ones
-    judged: bool  # whether its last weights were evaluated
+    evaluated: bool  # whether its last weights were evaluated
     changes: list[HyperparameterUpdate]  # of hyperparameters, during the run
 
 
@@ -74,30 +74,32 @@ def _read_recorded_run(directory: RunDirectory) -> RecordedRun:
         raise Conflict(f"{directory.id} is still {status.state}: it can be repeated when it has ended")
     if not directory.arrivals.exists():
         config = directory.config()
-        advice = "train it with --record-arrivals" if config.mode == "async" else "train again with the same seed"
-        raise UsageError(f"{directory.id} has no log of arrivals to be repeated from: {advice}")
-    lives = read_arrivals(directory.arrivals)
-    if not lives:
+        remedy = "train it with --record-arrivals" if config.mode == "async" else "train again with the same seed"
+        raise UsageError(f"{directory.id} has no log of arrivals to be repeated from: {remedy}")
+    attempts = read_arrivals(directory.arrivals)
+    if not attempts:
         raise UsageError(f"{directory.id} ended before its first checkpoint: there are no weights to compare with")
     _require_unbroken_episodes(directory)
     view = RunView(directory)
     view.refresh()
     changes = _read_hyperparameter_updates(directory)
-    end, reached, final = lives[-1].end, view.reached_evaluation, view.final_evaluation
-    assert end is not None, "a life without an end is not read"
+    end, reached, final = attempts[-1].end, view.reached_evaluation, view.final_evaluation
+    assert end is not None, "attempts without an end are not read"
     if reached is not None:  # the learner continued briefly; the run's final weights are those that reached the target
         return RecordedRun(
             directory,
-            lives,
+            attempts,
             (reached.env_steps, reached.updates),
             reached.weights_sha256,
             reached=True,
-            judged=True,
+            evaluated=True,
             changes=changes,
         )
-    judged = final is not None and final.weights_sha256 == end.weights_sha256
+    evaluated = final is not None and final.weights_sha256 == end.weights_sha256
     last = (end.env_steps, end.updates)
-    return RecordedRun(directory, lives, last, end.weights_sha256, reached=False, judged=judged, changes=changes)
+    return RecordedRun(
+        directory, attempts, last, end.weights_sha256, reached=False, evaluated=evaluated, changes=changes
+    )
 
 
 def _read_hyperparameter_updates(directory: RunDirectory) -> list[HyperparameterUpdate]:
@@ -106,19 +108,19 @@ def _read_hyperparameter_updates(directory: RunDirectory) -> list[Hyperparameter
     Updates after a checkpoint that the run was resumed from are left out.
     """
     found: list[HyperparameterUpdate] = []
-    waiting = _restart_only_changes(directory)
+    restart_only = _restart_only_changes(directory)
     for number, record in directory.store.read(EVENTS, limit=MAX_SETTING):
         event = EventReport.read(record)
         details = event.details
         if event.kind == "resume" and event.role == "supervisor":
-            changed = [name for posted, name in waiting if posted < number]
+            changed = [name for posted, name in restart_only if posted < number]
             if changed:
                 raise UsageError(
                     f"{changed[0]} of {directory.id} was changed before it was resumed, and is none of the values that can "
                     "be set again on the way: such a run cannot be repeated"
                 )
             env_steps, updates = int(details.get("env_steps", 0)), int(details.get("updates", 0))
-            found = [one for one in found if one.env_steps <= env_steps and one.updates <= updates]
+            found = [update for update in found if update.env_steps <= env_steps and update.updates <= updates]
         elif event.kind == "command" and details.get("command") == SET and details.get("obeyed") and details["live"]:
             values = {name: details["values"][name] for name in details["live"]}
             found.append(HyperparameterUpdate(values, details["env_steps"], details["updates"], details["version"]))
@@ -211,15 +213,19 @@ def _repeat_run(
 
     outcome, view = Outcome("FAILED", "error"), RunView(directory)
     changes = list(recorded.changes)
-    for life in recorded.lives:
-        last = life is recorded.lives[-1]
-        end, early = recorded.end if last else _end_counts(life), last and recorded.reached
-        script = RecordedSchedule(life.batches, end, early=early, changes=changes)
-        lived = replace(plan, config=plan.config.model_copy(update={"steps": life.begin.steps}))
+    for attempt in recorded.attempts:
+        last = attempt is recorded.attempts[-1]
+        end, may_end_early = recorded.end if last else _end_counts(attempt), last and recorded.reached
+        schedule = RecordedSchedule(attempt.batches, end, may_end_early=may_end_early, changes=changes)
+        attempt_plan = replace(plan, config=plan.config.model_copy(update={"steps": attempt.begin.steps}))
         directory.store.set_status("STARTING")
-        handle = inline.launch(_plan_from_newest(lived, directory), directory, SuppliedComponents(script=script))
-        done = Outcome("SUCCEEDED", "log_done", judge=recorded.judged) if last else Outcome("STOPPED", "life_done")
-        supervisor = Supervisor(handle, directory, lived.config, interrupts, at_end=done)
+        handle = inline.launch(
+            _plan_from_newest(attempt_plan, directory), directory, SuppliedComponents(schedule=schedule)
+        )
+        done = (
+            Outcome("SUCCEEDED", "log_done", evaluate=recorded.evaluated) if last else Outcome("STOPPED", "life_done")
+        )
+        supervisor = Supervisor(handle, directory, attempt_plan.config, interrupts, at_end=done)
         try:
             outcome, view = supervisor.run(observers), supervisor.view
         except KeyboardInterrupt:
@@ -229,9 +235,9 @@ def _repeat_run(
     return outcome, view
 
 
-def _end_counts(life: RunAttempt) -> tuple[int, int]:
-    assert life.end is not None, "a life without an end is not read"
-    return life.end.env_steps, life.end.updates
+def _end_counts(attempt: RunAttempt) -> tuple[int, int]:
+    assert attempt.end is not None, "attempts without an end are not read"
+    return attempt.end.env_steps, attempt.end.updates
 
 
 def _plan_from_newest(plan: Plan, directory: RunDirectory) -> Plan:
@@ -261,8 +267,8 @@ def _compare_weights(recorded: RecordedRun, directory: RunDirectory, result: Run
     return replace(result, summary=summary, message=message)
 
 
-def _describe_differences(one: RunDirectory, other: RunDirectory) -> str:
+def _describe_differences(first: RunDirectory, other: RunDirectory) -> str:
     """Describe what could explain different weights: another machine or other libraries."""
-    sections = [differences(one.record.get(key, {}), other.record.get(key, {})) for key in ("versions", "hardware")]
-    apart = [f"{key} was {was}, is {now}" for section in sections for key, (was, now) in section.items()]
-    return f"; what differs here: {'; '.join(apart)}" if apart else ""
+    sections = [differences(first.record.get(key, {}), other.record.get(key, {})) for key in ("versions", "hardware")]
+    changed = [f"{key} was {was}, is {now}" for section in sections for key, (was, now) in section.items()]
+    return f"; what differs here: {'; '.join(changed)}" if changed else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from steppe import runtimes
 from steppe.core.config import references
-from steppe.core.config.run import ResolvedConfig, RunConfig, flatten, unflatten
+from steppe.core.config.run import RunConfig, flatten, unflatten
 from steppe.core.config.tunables import tunable_fields, validate_changes
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.transport import COMMANDS, SET
@@ -18,9 +18,9 @@ from steppe.core.system.typecheck import typechecked
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
 from steppe.records.selectors import CheckpointSelector, open_run, select_checkpoint
+from steppe.training.experiment import Experiment
 from steppe.training.result import RunResult
 from steppe.training.supervisor import Observer
-from steppe.training.train import MainLoop
 
 NEWEST = CheckpointSelector()
 COMPLETE_REASONS = ("steps_done", "episodes_done", "target_reached")
@@ -97,12 +97,12 @@ def resume_directory(
     directory.acquire()
     try:
         status = directory.store.status()
-        moved = {"ray.address": ray_address, "kafka.address": kafka}
-        if any(moved.values()):
-            config = unflatten(flatten(config) | {key: value for key, value in moved.items() if value is not None})
+        addresses = {"ray.address": ray_address, "kafka.address": kafka}
+        if any(addresses.values()):
+            config = unflatten(flatten(config) | {key: value for key, value in addresses.items() if value is not None})
         if steps is None and status.state == "SUCCEEDED" and status.reason in COMPLETE_REASONS:
             raise UsageError(
-                f"the run {directory.id} is complete ({status.reason}): give steps to go on beyond its end"
+                f"the run {directory.id} is complete ({status.reason}): give steps to continue beyond its end"
             )
         number = None if selector == NEWEST else select_checkpoint(directory, selector)
         if hyperparameters:
@@ -114,8 +114,6 @@ def resume_directory(
             config = config.model_copy(update={"steps": steps})
         if number is not None:
             Checkpoints(directory.checkpoints, run=directory.key).restore_as_newest(number)
-        return MainLoop.of(ResolvedConfig(config, directory.sources)).go_on(
-            directory, observers, commands_after=commands_after
-        )
+        return Experiment(config, directory.sources).resume(directory, observers, commands_after=commands_after)
     finally:
         directory.release()

@@ -39,7 +39,7 @@ class Outcome:
     reason: str
     message: str = ""
     fault: Fault | None = None
-    judge: bool = False  # whether the newest weights get a final evaluation
+    evaluate: bool = False  # whether the newest weights get a final evaluation
 
 
 class StopSignalHandler:
@@ -57,7 +57,7 @@ class StopSignalHandler:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._heard)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -68,7 +68,7 @@ class StopSignalHandler:
         """Ignore signals from now on: the run is over, and its end is being recorded."""
         self._ignoring = True
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._ignoring:
             return
         self.count += 1
@@ -95,7 +95,7 @@ class Supervisor:
         self.handle, self.directory, self.config, self.interrupts = handle, directory, config, interrupts
         self.view = RunView(directory)
         self._stop: Outcome | None = None
-        self._pause_wanted = self._paused = False
+        self._pause_requested = self._paused = False
         self._recording = True  # while the manager can still record metrics
         self._ending = False  # from then on the return values of callbacks cannot end the run
         self.commands_after = commands_after  # newest command that was executed, or was for an earlier attempt
@@ -109,20 +109,20 @@ class Supervisor:
 
     def pause(self) -> None:
         """Pause actors, workers and learner."""
-        self._pause_wanted = True
+        self._pause_requested = True
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        self._pause_wanted = False
+        self._pause_requested = False
 
     def run(self, observers: Sequence[Observer]) -> Outcome:
         """Supervise until the run is over, then terminate all roles."""
-        self._say("RUNNING")
+        self._set_status("RUNNING")
         self._restore_scale()
         deadline: float | None = None
         try:
             outcome = self._watch(observers)
-            self._say("STOPPING", outcome.reason)
+            self._set_status("STOPPING", outcome.reason)
             deadline = time.monotonic() + STOP_S
             return self._shut_down(outcome, deadline, observers)
         finally:
@@ -132,18 +132,18 @@ class Supervisor:
     def _watch(self, observers: Sequence[Observer]) -> Outcome:
         while True:
             self.handle.advance(TICK_S)
-            outcome = self._look()
+            outcome = self._check()
             self._ending = outcome is not None
-            self._show(observers)
+            self._notify_observers(observers)
             if outcome is not None:
                 return outcome
 
-    def _say(self, state: str, reason: str | None = None) -> None:
+    def _set_status(self, state: str, reason: str | None = None) -> None:
         """Set the run's state; if the disk is full, retry later."""
         self._pending_status = (state, reason)
-        self._catch_up()
+        self._flush_pending()
 
-    def _catch_up(self) -> None:
+    def _flush_pending(self) -> None:
         with contextlib.suppress(DiskFull):
             if self._pending_status is not None:
                 self.directory.store.set_status(*self._pending_status)
@@ -155,7 +155,7 @@ class Supervisor:
         for kind in ("actor", "worker", "learner", "manager"):
             self.handle.ask(kind, STOP)
 
-    def _look(self) -> Outcome | None:
+    def _check(self) -> Outcome | None:
         """Return the outcome, once it is decided."""
         if faults := self.handle.faults():
             return Outcome("FAILED", faults[0].reason, faults[0].message, faults[0])
@@ -164,7 +164,7 @@ class Supervisor:
         self.view.refresh()
         if self.view.target_reached:
             return Outcome("SUCCEEDED", "target_reached")
-        self._catch_up()
+        self._flush_pending()
         self._execute_commands()
         self._apply_pause()
         if self._stop is not None:
@@ -174,18 +174,18 @@ class Supervisor:
         return None
 
     def _apply_pause(self) -> None:
-        if self._pause_wanted == self._paused:
+        if self._pause_requested == self._paused:
             return
-        self._paused = self._pause_wanted
+        self._paused = self._pause_requested
         for kind in ("actor", "worker", "learner"):
             self.handle.ask(kind, PAUSE if self._paused else RUN)
-        self._say("PAUSED" if self._paused else "RUNNING")
+        self._set_status("PAUSED" if self._paused else "RUNNING")
 
     def _completed(self) -> Outcome:
         self.view.refresh()
         steps = self.config.steps
         reason = "episodes_done" if steps is None or self.view.env_steps < steps else "steps_done"
-        return Outcome("SUCCEEDED", reason, judge=True)
+        return Outcome("SUCCEEDED", reason, evaluate=True)
 
     def _shut_down(self, outcome: Outcome, deadline: float, observers: Sequence[Observer]) -> Outcome:
         """Stop the actors, let the learner write its checkpoint, and run the final evaluation of a completed run."""
@@ -194,14 +194,14 @@ class Supervisor:
             self.handle.ask("worker", STOP)
             self._wait_for("worker", deadline, observers)
         self.handle.ask("learner", STOP)
-        complete = outcome.judge
+        complete = outcome.evaluate
         self._wait_for("learner", deadline, observers)
         # The manager ends last, to record the final reports of the others; half of the remaining time is for it.
         self._wait_for("actor", (time.monotonic() + deadline) / 2, observers)
-        self._show(observers)
+        self._notify_observers(observers)
         self._recording = False
-        if complete and (broken_off := self._judge(observers)):
-            return broken_off
+        if complete and (interrupted := self._run_final_evaluation(observers)):
+            return interrupted
         if not complete:
             self.handle.ask("manager", STOP)
             self._wait_for("manager", deadline, observers)
@@ -216,13 +216,13 @@ class Supervisor:
             return Outcome("FAILED", "target_not_reached", f"no evaluation reached {self.config.target_return:g}")
         return outcome
 
-    def _judge(self, observers: Sequence[Observer]) -> Outcome | None:
-        """Wait for the evaluations that are left and the final one; return an outcome only if the user stopped the run meanwhile."""
+    def _run_final_evaluation(self, observers: Sequence[Observer]) -> Outcome | None:
+        """Wait for the evaluations that are left and the final one; return an outcome only if the user stopped the run."""
         self.handle.ask("manager", FINISH)
         deadline, number = time.monotonic() + FINISH_S, self.view.num_evaluations
         while not self.handle.ended("manager") and time.monotonic() < deadline:
             self.handle.advance(TICK_S)
-            self._show(observers)
+            self._notify_observers(observers)
             if self.view.num_evaluations > number:  # one that waited is done: the next one has as much time
                 deadline, number = time.monotonic() + FINISH_S, self.view.num_evaluations
             self._execute_commands()
@@ -236,62 +236,62 @@ class Supervisor:
 
     def _changes_outcome(self, outcome: Outcome) -> bool:
         """Return whether a fault during shutdown changes the outcome: results that could not be saved always do."""
-        if outcome.judge:
+        if outcome.evaluate:
             return True
         return outcome.state == "SUCCEEDED" and any(fault.reason == DiskFull.reason for fault in self.handle.faults())
 
     def _wait_for(self, kind: str, deadline: float, observers: Sequence[Observer]) -> None:
         while not self.handle.ended(kind) and time.monotonic() < deadline:
             self.handle.advance(TICK_S)
-            self._show(observers)
+            self._notify_observers(observers)
 
-    def _show(self, observers: Sequence[Observer]) -> None:
+    def _notify_observers(self, observers: Sequence[Observer]) -> None:
         self.view.refresh()
         for observer in observers:
-            self._heed(observer(self.view))
+            self._handle_answer(observer(self.view))
 
-    def _heed(self, answer: object) -> None:
+    def _handle_answer(self, value: object) -> None:
         """Handle an observer's return value: True ends the run, a dictionary of numbers is added to its curves."""
-        if isinstance(answer, Mapping):
+        if isinstance(value, Mapping):
             if self._recording:
-                values = {str(name): _require_number(name, value) for name, value in answer.items()}
+                values = {str(name): _require_number(name, number) for name, number in value.items()}
                 details = {"env_steps": self.view.env_steps, "values": values}
                 event = EventReport(run=self.directory.id, kind="metric", role="callback", details=details)
                 self.directory.board.post(EVENTS, event.record())
-        elif isinstance(answer, bool | np.bool_) and answer and not self._ending and self._stop is None:
+        elif isinstance(value, bool | np.bool_) and value and not self._ending and self._stop is None:
             self.stop("stopped_by_callback", "a callback ended the run")
 
     def _execute_commands(self) -> None:
         """Execute commands from the run's store, each once, and post the result to the event log."""
         for number, command in self.directory.store.read(COMMANDS, self.commands_after):
             self.commands_after = number
-            word = str(command.get("command"))
-            if word == SET and capabilities_of(self.config.runtime).live_tuning:
+            name = str(command.get("command"))
+            if name == SET and capabilities_of(self.config.runtime).live_tuning:
                 continue  # the learner itself reports which values it applied, and when
-            refusal = self._execute(word, command)
-            details = {"id": command.get("id"), "command": word, "obeyed": refusal is None, "message": refusal}
+            refusal = self._execute(name, command)
+            details = {"id": command.get("id"), "command": name, "obeyed": refusal is None, "message": refusal}
             event = EventReport(run=self.directory.id, kind="command", role="supervisor", details=details)
             self.directory.board.post(EVENTS, event.record())
 
-    def _execute(self, word: str, command: Mapping[str, Any]) -> str | None:
+    def _execute(self, name: str, command: Mapping[str, Any]) -> str | None:
         """Return None if the command was executed or started, otherwise the reason why not."""
-        if word == "stop":
+        if name == "stop":
             self.stop("stop_requested", f"stopped by {command.get('issuer', 'a command')}")
-        elif word in ("pause", "resume"):
-            self._pause_wanted = word == "pause"
-        elif word == SCALE:
+        elif name in ("pause", "resume"):
+            self._pause_requested = name == "pause"
+        elif name == SCALE:
             return self._scale(command.get("actors"))
         else:
-            return f"a run on {self.config.runtime} does not understand {word!r}"
+            return f"a run on {self.config.runtime} does not understand {name!r}"
         return None
 
     def _scale(self, num_actors: object) -> str | None:
-        seats = self.handle.max_actors if isinstance(self.handle, ScalableHandle) else 0
-        if not seats:
-            able = " and ".join(map(repr, runtimes_with("scales_actors")))
-            return f"the number of actors can change in mode 'async' on runtimes {able} only"
-        if not isinstance(num_actors, int) or not 0 <= num_actors <= seats:
-            return f"actors={num_actors!r}: must be from 0 to {seats}, the room that flow.max_actors made"
+        max_actors = self.handle.max_actors if isinstance(self.handle, ScalableHandle) else 0
+        if not max_actors:
+            supported = " and ".join(map(repr, runtimes_with("scales_actors")))
+            return f"the number of actors can change in mode 'async' on runtimes {supported} only"
+        if not isinstance(num_actors, int) or not 0 <= num_actors <= max_actors:
+            return f"actors={num_actors!r}: must be from 0 to {max_actors}, the limit that flow.max_actors sets"
         assert isinstance(self.handle, ScalableHandle)
         try:
             self.handle.scale(num_actors)
@@ -302,8 +302,8 @@ class Supervisor:
     def _restore_scale(self) -> None:
         """Restore the number of actors that a resumed run was scaled to in an earlier attempt."""
         earlier = self.directory.store.read(COMMANDS)
-        asked = [command for number, command in earlier if number <= self.commands_after]
-        counts = [command.get("actors") for command in asked if command.get("command") == SCALE]
+        executed = [command for number, command in earlier if number <= self.commands_after]
+        counts = [command.get("actors") for command in executed if command.get("command") == SCALE]
         if counts:
             self._scale(counts[-1])
 

@@ -22,6 +22,7 @@ from steppe.algorithms.tabular.base import BaseAlgorithm, is_turn_based, step_li
 from steppe.algorithms.tabular.q_learning import ListQLearning, OptimalQLearning
 from steppe.algorithms.tabular.schedules import Schedule, to_plain
 from steppe.core.config import references
+from steppe.core.config.fields import MAX_SETTING
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError, UsageError
 from steppe.core.contracts.reports import ActorReport, EvaluationReport
@@ -31,9 +32,9 @@ from steppe.envs.wrappers.flatten import as_gym_env
 from steppe.records.run_directory import RunDirectory
 from steppe.records.statistics import TrainingStatistics
 from steppe.runtimes.mpi import launch as mpi
-from steppe.training.composition.config_merge import MAX_SETTING
+from steppe.training.experiment import Experiment
+from steppe.training.initial_weights import build_agent, load_result
 from steppe.training.result import RunResult
-from steppe.training.train import MainLoop
 
 Observer = Callable[[Any], object]
 _given_envs: list[Any] = []  # the environment of this process's DistAsyncQLearning
@@ -73,12 +74,12 @@ class SingleThreadQLearning:
             raise ConfigError("validation_env is the environment of training: make another, or learning is disturbed")
         algorithm, stats = self.algorithm, self.training_stats
         first, last_step = algorithm.episode_count, algorithm.step_count + (steps or 0)
-        judged = algorithm.step_count
+        validated_at = algorithm.step_count
         while algorithm.episode_count - first < episodes if episodes is not None else algorithm.step_count < last_step:
             before = algorithm.step_count
             stats.record_episode(algorithm.train_episode(env), algorithm.step_count - before)
-            if validation_env is not None and algorithm.step_count - judged >= validation_every:
-                judged = algorithm.step_count
+            if validation_env is not None and algorithm.step_count - validated_at >= validation_every:
+                validated_at = algorithm.step_count
                 self._validate(validation_env, validation_episodes)
         if validation_env is not None and (not self.validation or self.validation[-1][0] < algorithm.step_count):
             self._validate(validation_env, validation_episodes)
@@ -103,7 +104,7 @@ class _SharedTableTrainer:
         self._learner: Any = None
         self._trained = False
         self._merges = 0  # of all workers, in the newest training
-        self._loop: MainLoop | None = None  # of the newest training
+        self._experiment: Experiment | None = None  # of the newest training
         self.training_stats = TrainingStatistics()
         self.validation: list[tuple[int, float]] = []  # (steps so far, mean return of the greedy actions)
         self.result: RunResult | None = None
@@ -125,7 +126,7 @@ class _SharedTableTrainer:
     def _run(
         self, env: str, steps: int, workers: int, settings: Mapping[str, Any], observers: Sequence[Observer]
     ) -> None:
-        room = Path(tempfile.mkdtemp(prefix="steppe-classic-"))
+        temporary_dir = Path(tempfile.mkdtemp(prefix="steppe-classic-"))
         sizes = {name: int(size) for name, size in self.kwargs.items() if name in ("state_size", "action_size")}
         options = {name: _to_plain_option(value) for name, value in self.kwargs.items() if name not in sizes}
         seed = {"seed": int(options["seed"])} if options.get("seed") is not None else {"seed": _random_seed()}
@@ -137,36 +138,43 @@ class _SharedTableTrainer:
             "mode": "workers",
             "actors": workers,
             "steps": steps,
-            "run_dir": str(room / "run"),
+            "run_dir": str(temporary_dir / "run"),
             **seed,
             **settings,
         }
         try:
-            loop = self._loop = MainLoop.of(resolve_config(("call", layer)))
-            self._begin(loop, sizes)
-            result = loop.run(observers)
-            self._keep(loop, result)
+            experiment = self._experiment = Experiment.of(resolve_config(("call", layer)))
+            agent = self._build_agent(experiment, sizes)
+            result = experiment.run(observers, agent=agent)
+            self._adopt_result(agent, result)
         finally:
-            shutil.rmtree(room, ignore_errors=True)
+            shutil.rmtree(temporary_dir, ignore_errors=True)
         result.raise_for_fault()
 
-    def _begin(self, loop: MainLoop, sizes: dict[str, int]) -> None:
+    def _build_agent(self, experiment: Experiment, sizes: dict[str, int]) -> Any:
         """Build the learner in this process first, so that its errors are raised before any process is started."""
-        made: Any = loop.agent.agent
+        agent: Any = build_agent(experiment.plan())
         for name, size in sizes.items():
-            if size != getattr(made.algorithm, name):
+            if size != getattr(agent.algorithm, name):
                 states = "states" if name == "state_size" else "actions"
-                have = getattr(made.algorithm, name)
-                raise ConfigError(f"{name}={size}, but the environment has {have} {states}: leave {name} out")
+                actual = getattr(agent.algorithm, name)
+                raise ConfigError(f"{name}={size}, but the environment has {actual} {states}: leave {name} out")
         if self._trained:
-            made.table[...] = get_table_storage(self.algorithm).reshape(made.table.shape)
-            made.set_epsilon(self.algorithm.epsilon)
+            agent.table[...] = get_table_storage(self.algorithm).reshape(agent.table.shape)
+            agent.set_epsilon(self.algorithm.epsilon)
+        return agent
 
-    def _keep(self, loop: MainLoop, result: RunResult) -> None:
+    @property
+    def _handle(self) -> Any:
+        """The handle of the newest run (runtimes/handle.py), or None before it."""
+        experiment = self._experiment
+        return experiment.supervisor.handle if experiment and experiment.supervisor else None
+
+    def _adopt_result(self, agent: Any, result: RunResult) -> None:
         """Copy the learned table, the counters and the statistics from the finished run."""
         directory = RunDirectory.open(result.path)
-        made: Any = loop.agent.agent
-        self._learner, self._trained, self.result = made.algorithm, True, result
+        load_result(agent, directory)
+        self._learner, self._trained, self.result = agent.algorithm, True, result
         set_table_storage(self.algorithm, get_table_storage(self.algorithm).copy())
         self.algorithm.step_count, self.algorithm.episode_count = (
             result.summary["env_steps"],
@@ -181,9 +189,9 @@ class _SharedTableTrainer:
                 self.training_stats.record_episode(score, length)
         self.training_stats.count_unlisted(max(0, self.algorithm.episode_count - listed))
         self._merges = sum(merges.values())
-        for verdict in _read_reports(directory, EVALUATIONS, EvaluationReport):
-            self.validation.append((verdict.env_steps, verdict.return_mean))
-            self.training_stats.record_metric("validation_return", verdict.return_mean)
+        for evaluation in _read_reports(directory, EVALUATIONS, EvaluationReport):
+            self.validation.append((evaluation.env_steps, evaluation.return_mean))
+            self.training_stats.record_metric("validation_return", evaluation.return_mean)
         directory.store.close()
 
 
@@ -209,13 +217,13 @@ class ParallelQLearning(_SharedTableTrainer):
     @property
     def processes(self) -> list[Any]:
         """The worker processes of the newest training, running or ended; empty before it, and on runtime inline."""
-        handle: Any = None if self._loop is None else self._loop.handle
+        handle = self._handle
         return handle.workers() if hasattr(handle, "workers") else []
 
     @property
     def shared_q_table(self) -> np.ndarray | None:
         """The shared-memory table that all processes write in training; the learned table afterwards; None before."""
-        handle: Any = None if self._loop is None else self._loop.handle
+        handle = self._handle
         shared: np.ndarray | None = handle.shared_values() if hasattr(handle, "shared_values") else None
         return shared if shared is not None or not self._trained else self.q_table
 
@@ -280,12 +288,12 @@ class DistAsyncQLearning(_SharedTableTrainer):
     @property
     def rank(self) -> int:
         """The rank of this process among those that mpiexec started."""
-        return self._world()[0]
+        return self._rank_and_size()[0]
 
     @property
     def size(self) -> int:
         """The number of processes that mpiexec started."""
-        return self._world()[1]
+        return self._rank_and_size()[1]
 
     def train(
         self,
@@ -322,7 +330,7 @@ class DistAsyncQLearning(_SharedTableTrainer):
         self.sync_counter += self._merges
         return self.training_stats
 
-    def _world(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> tuple[int, int]:
         if not mpi.under_mpiexec():
             return 0, 1
         from steppe.runtimes.mpi.root import comm_world
@@ -350,11 +358,11 @@ def validate(algorithm: BaseAlgorithm, env: Any, episodes: int) -> list[float]:
     """
     _require_positive(episodes=episodes)
     in_turns, limit = is_turn_based(env), step_limit(env)
-    explored, algorithm.epsilon = algorithm.epsilon, 0.0
+    epsilon, algorithm.epsilon = algorithm.epsilon, 0.0
     try:
         return [_play(algorithm, env, limit, in_turns=in_turns) for _ in range(episodes)]
     finally:
-        algorithm.epsilon = explored
+        algorithm.epsilon = epsilon
 
 
 def _play(algorithm: BaseAlgorithm, env: Any, limit: float, *, in_turns: bool) -> float:

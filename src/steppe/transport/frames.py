@@ -35,10 +35,10 @@ class SegmentFrame:
         self._floats = self.buffer[:HEADER_BYTES].view(np.float64)
         self.segment = Segment(spec, spec.columns(self.buffer[HEADER_BYTES:]), slot=slot)
 
-    def write(self, slot: int, header: SegmentHeader, state: bytes | None, ticket: int = 0) -> None:
-        """Write the header words; the transport chooses `ticket`, the send number."""
+    def write(self, slot: int, header: SegmentHeader, state: bytes | None, send_number: int = 0) -> None:
+        """Write the header words; the transport chooses `send_number`."""
         size = -1 if state is None else len(state)
-        self.words[:] = (slot, header.epoch, header.sequence, header.version, 0, header.schema, size, ticket)
+        self.words[:] = (slot, header.epoch, header.sequence, header.version, 0, header.schema, size, send_number)
         self._floats[self.STARTED] = header.started_s
 
     @property
@@ -71,14 +71,14 @@ class WeightsFrame:
     def blank(cls, policy: str, weights: Weights) -> WeightsFrame:
         """Return a frame that fits weights of this layout, with policy and layout written."""
         rows = [(entry.name, entry.shape, entry.dtype, entry.offset) for entry in weights.layout.entries]
-        about = msgspec.json.encode((policy, rows))
-        letter = cls(np.zeros(_start(len(about)) + weights.buffer.nbytes, np.uint8))
-        letter.words[0] = len(about)
-        letter.data[HEADER_BYTES : HEADER_BYTES + len(about)] = np.frombuffer(about, np.uint8)
-        return letter
+        metadata = msgspec.json.encode((policy, rows))
+        frame = cls(np.zeros(_start(len(metadata)) + weights.buffer.nbytes, np.uint8))
+        frame.words[0] = len(metadata)
+        frame.data[HEADER_BYTES : HEADER_BYTES + len(metadata)] = np.frombuffer(metadata, np.uint8)
+        return frame
 
     @property
-    def about(self) -> bytes:
+    def metadata(self) -> bytes:
         return self.data[HEADER_BYTES : HEADER_BYTES + int(self.words[0])].tobytes()
 
     @property
@@ -100,14 +100,14 @@ class WeightsFrame:
         return Weights(layout, self.buffer.copy(), version, updates, env_steps, episodes, float(self.floats[5]))
 
 
-def decode_weights_metadata(about: bytes, nbytes: int) -> tuple[str, WeightsLayout]:
+def decode_weights_metadata(metadata: bytes, nbytes: int) -> tuple[str, WeightsLayout]:
     """Return policy and layout of a frame whose buffer has `nbytes`. DamagedFile if they are invalid or do not fit."""
     try:
-        policy, rows = msgspec.json.decode(about, type=tuple[str, list[Any]])
+        policy, rows = msgspec.json.decode(metadata, type=tuple[str, list[Any]])
         return policy, validate_layout(rows, nbytes)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise DamagedFile(f"a message with weights is damaged: {error}") from None
 
 
-def _start(about: int) -> int:
-    return -(-(HEADER_BYTES + about) // _ALIGN) * _ALIGN
+def _start(metadata: int) -> int:
+    return -(-(HEADER_BYTES + metadata) // _ALIGN) * _ALIGN

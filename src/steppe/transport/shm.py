@@ -5,7 +5,7 @@
     <dir>/state-A-S      state of actor A just after its segment S
     <dir>/weights-NAME   see ShmWeights
     <dir>/table          see transport/tables/shared.py
-    <dir>/bell-ROLE      a FIFO: a byte in it wakes the role
+    <dir>/wakeup-ROLE    a FIFO: a byte in it wakes the role
 
 Every word has one writer at a time, and no lock is held (except the table's), so kill -9 of any process leaves the
 others working. core/system/shared_dir.py makes the directory, the mapped files and the wakeups.
@@ -41,40 +41,40 @@ class ShmControl:
     KINDS = ("actor", "learner", "manager", "worker", "replay")
     _HEARTBEATS = 8  # index of the first heartbeat word
 
-    def __init__(self, path: Path, *, create: bool = False, num_places: int = 0) -> None:
-        size = -(-(self._HEARTBEATS + 2 * num_places) * 8 // _PAGE) * _PAGE
-        self._words = np.frombuffer(map_file(path, size if create else None), np.int64)
+    def __init__(self, path: Path, *, create: bool = False, num_worker_slots: int = 0) -> None:
+        size = -(-(self._HEARTBEATS + 2 * num_worker_slots) * 8 // _PAGE) * _PAGE
+        self._values = np.frombuffer(map_file(path, size if create else None), np.int64)
 
     def set(self, kind: str, value: int) -> None:
-        self._words[self.KINDS.index(kind)] = value
+        self._values[self.KINDS.index(kind)] = value
 
     def get(self, kind: str) -> int:
-        return int(self._words[self.KINDS.index(kind)])
+        return int(self._values[self.KINDS.index(kind)])
 
-    def heartbeat(self, place: int) -> None:
+    def heartbeat(self, slot_index: int) -> None:
         """Record that the process in this worker slot is alive."""
-        self._words[self._HEARTBEATS + 2 * place] = time.monotonic_ns()
+        self._values[self._HEARTBEATS + 2 * slot_index] = time.monotonic_ns()
 
-    def dismiss(self, place: int, *, dismissed: bool = True) -> None:
-        """Tell this worker slot alone to end, whatever the command to its kind; or undo that before it is restarted."""
-        self._words[self._HEARTBEATS + 2 * place + 1] = int(dismissed)
+    def dismiss(self, slot_index: int, *, dismissed: bool = True) -> None:
+        """Request this worker slot alone to end, whatever the command to its kind; or undo that before it is restarted."""
+        self._values[self._HEARTBEATS + 2 * slot_index + 1] = int(dismissed)
 
-    def dismissed(self, place: int) -> bool:
-        return bool(self._words[self._HEARTBEATS + 2 * place + 1])
+    def dismissed(self, slot_index: int) -> bool:
+        return bool(self._values[self._HEARTBEATS + 2 * slot_index + 1])
 
-    def grace(self, place: int, seconds: float) -> None:
+    def grace(self, slot_index: int, seconds: float) -> None:
         """Expect no heartbeat from this worker slot for `seconds`, while its process starts."""
-        self._words[self._HEARTBEATS + 2 * place] = time.monotonic_ns() + int(seconds * 1e9)
+        self._values[self._HEARTBEATS + 2 * slot_index] = time.monotonic_ns() + int(seconds * 1e9)
 
-    def silence_s(self, place: int) -> float:
+    def silence_s(self, slot_index: int) -> float:
         """Return the time since the last heartbeat of this worker slot; negative within its grace period."""
-        return (time.monotonic_ns() - int(self._words[self._HEARTBEATS + 2 * place])) / 1e9
+        return (time.monotonic_ns() - int(self._values[self._HEARTBEATS + 2 * slot_index])) / 1e9
 
 
 class ShmChannel:
     """A Channel in one mapped file. Each actor owns `slots_per_actor` slots; only states and headers are exchanged.
 
-        page 0…   table, one row of 8 words per slot: state, ticket (monotonic ns of the offer), epoch, sequence,
+        page 0…   table, one row of 8 words per slot: state, offered_ns (monotonic time of the offer), epoch, sequence,
                   version, started_s, schema, and the sequence number that was released last, plus one
         then      slots, each `spec.nbytes` rounded up to pages
 
@@ -85,11 +85,11 @@ class ShmChannel:
     """
 
     FREE, READY, TAKEN = 0, 1, 2
-    _STATE, _TICKET, _EPOCH, _SEQUENCE, _VERSION, _STARTED, _SCHEMA, _RELEASED = range(8)
+    _STATE, _OFFERED_NS, _EPOCH, _SEQUENCE, _VERSION, _STARTED, _SCHEMA, _RELEASED = range(8)
 
     def __init__(
         self,
-        room: Path,
+        shared_dir: Path,
         spec: SegmentSpec,
         run: str,
         num_actors: int,
@@ -100,26 +100,26 @@ class ShmChannel:
         writer: str = "actor",
     ) -> None:
         """`hidden`: others find a new channel only after `show`. `writer`: the kind of role that `release` wakes."""
-        self._room, self._run, self._slots = room, run, slots_per_actor
+        self._shared_dir, self._run, self._slots = shared_dir, run, slots_per_actor
         self._held: dict[int, int] = {}  # actor → the slot it is filling
         num_slots = num_actors * slots_per_actor
         table_bytes = max(1, -(-num_slots * 64 // _PAGE)) * _PAGE
         stride = -(-spec.nbytes // _PAGE) * _PAGE
         size = table_bytes + num_slots * stride if create else None
-        view = memoryview(self._map(room / ("channel-hidden" if create else "channel"), size, reserve=hidden))
+        view = memoryview(self._map(shared_dir / ("channel-hidden" if create else "channel"), size, reserve=hidden))
         self._table = np.frombuffer(view, np.int64, num_slots * 8).reshape(num_slots, 8)
         self._started = self._table.view(np.float64)
         self._segments = [
             Segment(spec, spec.columns(view[table_bytes + slot * stride :]), slot=slot) for slot in range(num_slots)
         ]
-        self._reader = Wakeup(room / "bell-learner")
-        self._writers = [Wakeup(room / f"bell-{writer}-{actor}") for actor in range(num_actors)]
+        self._reader = Wakeup(shared_dir / "wakeup-learner")
+        self._writers = [Wakeup(shared_dir / f"wakeup-{writer}-{actor}") for actor in range(num_actors)]
         if create and not hidden:
             self.show()
 
     def show(self) -> None:
         """Rename the file so that other processes find it."""
-        os.rename(self._room / "channel-hidden", self._room / "channel")
+        os.rename(self._shared_dir / "channel-hidden", self._shared_dir / "channel")
 
     def blank(self, actor: int) -> Segment | None:
         if actor not in self._held:
@@ -177,8 +177,8 @@ class ShmChannel:
 
     def close(self) -> None:
         """Close the wakeups; the memory is unmapped with the last segment that is still in use."""
-        for bell in (self._reader, *self._writers):
-            bell.close()
+        for wakeup in (self._reader, *self._writers):
+            wakeup.close()
 
     @staticmethod
     def _map(path: Path, size: int | None, *, reserve: bool) -> mmap.mmap:
@@ -192,12 +192,12 @@ class ShmChannel:
     def _save_state(self, actor: int, sequence: int, state: bytes | None) -> None:
         """Write the state to a file, as its size is not known beforehand; remove files that no segment needs."""
         if state is not None:
-            (self._room / f"state-{actor}-{sequence}").write_bytes(state)
-            (self._room / f"state-{actor}-{sequence - self._slots - 1}").unlink(missing_ok=True)
+            (self._shared_dir / f"state-{actor}-{sequence}").write_bytes(state)
+            (self._shared_dir / f"state-{actor}-{sequence - self._slots - 1}").unlink(missing_ok=True)
 
     def _state_of(self, actor: int, sequence: int) -> bytes | None:
         try:
-            return (self._room / f"state-{actor}-{sequence}").read_bytes()
+            return (self._shared_dir / f"state-{actor}-{sequence}").read_bytes()
         except FileNotFoundError:
             return None
 
@@ -213,10 +213,10 @@ class ShmChannel:
         ready = np.flatnonzero(self._table[:, self._STATE] == self.READY)
         if not len(ready):
             return None
-        actor = int(ready[np.argmin(self._table[ready, self._TICKET])]) // self._slots
+        actor = int(ready[np.argmin(self._table[ready, self._OFFERED_NS])]) // self._slots
         memory_fence()
         own = actor * self._slots + np.flatnonzero(self._states(actor) == self.READY)
-        return int(own[np.argmin(self._table[own, self._TICKET])])
+        return int(own[np.argmin(self._table[own, self._OFFERED_NS])])
 
 
 class ShmWeights:
@@ -233,8 +233,8 @@ class ShmWeights:
 
     _SLOTS = 3
 
-    def __init__(self, room: Path, readers: tuple[str, ...] = ()) -> None:
-        self._room = room
+    def __init__(self, shared_dir: Path, readers: tuple[str, ...] = ()) -> None:
+        self._shared_dir = shared_dir
         self._readers = readers
         self._files: dict[str, _WeightsFile] = {}
         self._wakeups: list[Wakeup] | None = None
@@ -243,14 +243,14 @@ class ShmWeights:
         file = self._open(policy) or self._create(policy, weights)
         file.write(weights)
         if self._wakeups is None:
-            self._wakeups = [Wakeup(self._room / f"bell-{reader}") for reader in self._readers]
-        for bell in self._wakeups:
-            bell.ring()
+            self._wakeups = [Wakeup(self._shared_dir / f"wakeup-{reader}") for reader in self._readers]
+        for wakeup in self._wakeups:
+            wakeup.ring()
 
     def close(self) -> None:
         """Close the wakeups; the memory is unmapped with its last user."""
-        for bell in self._wakeups or ():
-            bell.close()
+        for wakeup in self._wakeups or ():
+            wakeup.close()
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
         file = self._open(policy)
@@ -259,13 +259,13 @@ class ShmWeights:
     def _open(self, policy: str) -> _WeightsFile | None:
         if policy not in self._files:
             try:
-                self._files[policy] = _WeightsFile(map_file(self._room / f"weights-{policy}"))
+                self._files[policy] = _WeightsFile(map_file(self._shared_dir / f"weights-{policy}"))
             except FileNotFoundError:
                 return None
         return self._files[policy]
 
     def _create(self, policy: str, weights: Weights) -> _WeightsFile:
-        path = self._room / f"weights-{policy}"
+        path = self._shared_dir / f"weights-{policy}"
         draft = path.with_suffix(f".{os.getpid()}")
         layout = msgspec.json.encode(weights.layout.entries)
         size = _PAGE + -(-len(layout) // _PAGE) * _PAGE + self._SLOTS * -(-weights.layout.nbytes // _PAGE) * _PAGE
@@ -286,10 +286,10 @@ class ShmWeights:
 
 class _WeightsFile:
     def __init__(self, mapped: mmap.mmap) -> None:
-        self._words = np.frombuffer(mapped, np.int64, _PAGE // 8)
-        self._rows = self._words[8:32].reshape(3, 8)
+        self._values = np.frombuffer(mapped, np.int64, _PAGE // 8)
+        self._rows = self._values[8:32].reshape(3, 8)
         self._train_s = self._rows.view(np.float64)[:, 5]
-        length = int(self._words[2])
+        length = int(self._values[2])
         self.layout = WeightsLayout(msgspec.json.decode(mapped[_PAGE : _PAGE + length], type=tuple[WeightsEntry, ...]))
         start = _PAGE + -(-length // _PAGE) * _PAGE
         stride = -(-self.layout.nbytes // _PAGE) * _PAGE
@@ -298,10 +298,10 @@ class _WeightsFile:
         ]
 
     def write(self, weights: Weights) -> None:
-        if weights.version <= self._words[1]:
-            raise ValueError(f"version {weights.version} is not newer than {self._words[1]}")
+        if weights.version <= self._values[1]:
+            raise ValueError(f"version {weights.version} is not newer than {self._values[1]}")
         weights.require(self.layout, "those published before")
-        slot = (int(self._words[0]) + 1) % 3
+        slot = (int(self._values[0]) + 1) % 3
         row = self._rows[slot]
         row[0] |= 1  # not += 1: a writer that died here left the turn odd
         memory_fence()
@@ -310,12 +310,12 @@ class _WeightsFile:
         self._train_s[slot] = weights.train_s
         memory_fence()
         row[0] += 1
-        self._words[0] = slot
-        self._words[1] = weights.version
+        self._values[0] = slot
+        self._values[1] = weights.version
 
     def newer_than(self, version: int) -> Weights | None:
-        while self._words[1] > version:
-            slot = int(self._words[0])
+        while self._values[1] > version:
+            slot = int(self._values[0])
             turn = int(self._rows[slot, 0])
             memory_fence()
             found, updates, env_steps, episodes = self._rows[slot, 1:5].tolist()

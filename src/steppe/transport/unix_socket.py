@@ -16,7 +16,7 @@ from pathlib import Path
 from steppe.core.contracts.errors import RoleDied
 
 _LENGTH = struct.Struct("<Q")
-_LOOK_S = 0.01
+_POLL_INTERVAL_S = 0.01
 
 
 class SocketRpcServer:
@@ -24,49 +24,49 @@ class SocketRpcServer:
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        aside = path.with_name(f"{path.name}.tmp")
-        self._listener.bind(str(aside))
+        temporary = path.with_name(f"{path.name}.tmp")
+        self._listener.bind(str(temporary))
         self._listener.listen(1)
-        aside.rename(path)  # the path appears only once clients can connect
-        self._asker: socket.socket | None = None
+        temporary.rename(path)  # the path appears only once clients can connect
+        self._client: socket.socket | None = None
 
     def take(self, timeout_s: float) -> bytearray | None:
-        if not select.select([self._asker or self._listener], [], [], timeout_s)[0]:
+        if not select.select([self._client or self._listener], [], [], timeout_s)[0]:
             return None
-        if self._asker is None:
-            self._asker, _ = self._listener.accept()
+        if self._client is None:
+            self._client, _ = self._listener.accept()
         try:
-            return _read(self._asker, _LENGTH.unpack(_read(self._asker, _LENGTH.size))[0])
+            return _read(self._client, _LENGTH.unpack(_read(self._client, _LENGTH.size))[0])
         except (ConnectionError, EOFError):  # the client is gone; another may connect
-            self._asker.close()
-            self._asker = None
+            self._client.close()
+            self._client = None
             return None
 
-    def reply(self, answer: bytes) -> None:
-        assert self._asker is not None
+    def reply(self, data: bytes) -> None:
+        assert self._client is not None
         with contextlib.suppress(ConnectionError):  # the client no longer waits for the reply
-            _write(self._asker, answer)
+            _write(self._client, data)
 
     def close(self) -> None:
         """Stop listening and close the connection."""
         self._listener.close()
-        if self._asker is not None:
-            self._asker.close()
+        if self._client is not None:
+            self._client.close()
 
 
 class SocketRpcClient:
-    """An RpcClient of the role `name`, whose server will listen at `path`; `given_up` tells when to stop waiting."""
+    """An RpcClient of the role `name`, whose server will listen at `path`; `is_cancelled` returns whether to stop waiting."""
 
-    def __init__(self, name: str, path: Path, given_up: Callable[[], bool]) -> None:
-        self.name, self._path, self._is_cancelled = name, path, given_up
+    def __init__(self, name: str, path: Path, is_cancelled: Callable[[], bool]) -> None:
+        self.name, self._path, self._is_cancelled = name, path, is_cancelled
         self._socket: socket.socket | None = None
 
-    def send(self, question: bytes) -> None:
-        with self._blaming():
-            _write(self._connected(), question)
+    def send(self, request: bytes) -> None:
+        with self._as_role_died():
+            _write(self._connected(), request)
 
     def receive(self) -> bytearray:
-        with self._blaming():
+        with self._as_role_died():
             return _read(self._connected(), _LENGTH.unpack(_read(self._connected(), _LENGTH.size))[0])
 
     def close(self) -> None:
@@ -79,19 +79,19 @@ class SocketRpcClient:
         if self._socket is None:
             while not self._path.exists():
                 if self._is_cancelled():
-                    raise RoleDied(f"{self.name} was not there before the run ended")
-                time.sleep(_LOOK_S)
-            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                    raise RoleDied(f"{self.name} did not start before the run ended")
+                time.sleep(_POLL_INTERVAL_S)
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                found.connect(str(self._path))
+                connection.connect(str(self._path))
             except OSError:
-                found.close()
+                connection.close()
                 raise
-            self._socket = found
+            self._socket = connection
         return self._socket
 
     @contextlib.contextmanager
-    def _blaming(self) -> Iterator[None]:
+    def _as_role_died(self) -> Iterator[None]:
         try:
             yield
         except (ConnectionError, EOFError, FileNotFoundError):
@@ -100,17 +100,17 @@ class SocketRpcClient:
             ) from None
 
 
-def _write(to: socket.socket, data: bytes) -> None:
-    to.sendall(_LENGTH.pack(len(data)))
-    to.sendall(data)
+def _write(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(_LENGTH.pack(len(data)))
+    connection.sendall(data)
 
 
-def _read(of: socket.socket, count: int) -> bytearray:
+def _read(connection: socket.socket, count: int) -> bytearray:
     data = bytearray(count)
-    rest = memoryview(data)
-    while rest:
-        got = of.recv_into(rest)
-        if not got:
+    unread = memoryview(data)
+    while unread:
+        count_read = connection.recv_into(unread)
+        if not count_read:
             raise EOFError("the other side has ended")
-        rest = rest[got:]
+        unread = unread[count_read:]
     return data

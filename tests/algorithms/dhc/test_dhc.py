@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from steppe.algorithms import make_agent
+from steppe.algorithms.dhc.config import DHCConfig
 from steppe.algorithms.dhc.unroll import MultiAgentSequences
-from steppe.core.algorithms import DHCConfig
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import ConfigError, WorldError
@@ -244,18 +244,18 @@ def test_environments_have_places_on_the_ladder():
 
 @pytest.mark.slow
 def test_actions_by_a_softmax_of_their_values():
-    world = world_of(worlds=8)
+    world = world_of(worlds=2)
     agent = agent_of(world.spec, temperature=0.5)
-    obs, starts = np.random.default_rng(1).integers(0, 2, (8 * AGENTS, 6, 9, 9), np.uint8), np.ones(8 * AGENTS, bool)
-    mask = np.ones((8, AGENTS, AGENTS), bool)
+    obs, starts = np.random.default_rng(1).integers(0, 2, (2 * AGENTS, 6, 9, 9), np.uint8), np.ones(2 * AGENTS, bool)
+    mask = np.ones((2, AGENTS, AGENTS), bool)
     mask[:, -1] = mask[:, :, -1] = False
-    agent.begin(8 * AGENTS, np.random.default_rng(0))
-    counts = np.zeros((8 * AGENTS, 5))
+    agent.begin(2 * AGENTS, np.random.default_rng(0))
+    counts = np.zeros((2 * AGENTS, 5))
     for _ in range(4_000):
         done = agent.act(obs, starts, explore=False, comm_mask=mask.reshape(-1, AGENTS))
-        counts[np.arange(8 * AGENTS), done["action"]] += 1
-    counts = counts.reshape(8, AGENTS, 5)
-    values = done["q_val"].reshape(8, AGENTS, 5).astype(float)
+        counts[np.arange(2 * AGENTS), done["action"]] += 1
+    counts = counts.reshape(2, AGENTS, 5)
+    values = done["q_val"].reshape(2, AGENTS, 5).astype(float)
     expected = np.exp(values / 0.5) / np.exp(values / 0.5).sum(axis=2, keepdims=True)
     np.testing.assert_allclose(counts[:, :-1] / 4_000, expected[:, :-1], atol=0.04)
     assert (counts[:, -1, 0] == 4_000).all(), "who is absent does nothing"
@@ -399,15 +399,15 @@ def test_a_world_of_one_agent_will_do():
         ({"lesson_sizes": [5, 50]}, "lesson_sizes"),
     ],
 )
-def test_lessons_that_a_world_cannot_give_are_refused(settings, word):
+def test_curriculum_stages_that_an_environment_cannot_produce_are_refused(settings, word):
     world = world_of()
     with pytest.raises(ConfigError, match=word):
         agent_of(world.spec, **settings)
 
 
-def test_a_world_without_lessons_refuses_them():
+def test_an_environment_without_curriculum_stages_refuses_them():
     spec = EnvSpec("grid", FieldSpec("obs", (6, 9, 9), "uint8", most=1), ActionSpec("discrete", (5,)), num_agents=2)
-    with pytest.raises(ConfigError, match="takes no lessons"):
+    with pytest.raises(ConfigError, match="has no curriculum stages"):
         agent_of(spec, lesson_agents=[1, 2])
 
 

@@ -6,9 +6,10 @@ import torch
 from torch.nn import functional
 
 from steppe.algorithms import make_agent
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.nn.q_network import QFunction
 from steppe.algorithms.nn.torsos import CNN, FlattenChannelsLast, ScalePixels
-from steppe.core.algorithms import DQNConfig, PPOConfig
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 
 pytestmark = pytest.mark.unit

@@ -9,8 +9,9 @@ import torch
 
 import steppe.algorithms
 from steppe.algorithms import make_agent, resolve_device
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.nn.torsos import MLP, build_seeded, build_torso
-from steppe.core.algorithms import DQNConfig, PPOConfig
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.core.contracts.errors import ConfigError, FactoryError
 from steppe.core.contracts.specs import ActionSpec, EnvSpec, FieldSpec
 

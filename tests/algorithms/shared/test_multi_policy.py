@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from steppe.algorithms import PPO, make_agent
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.algorithms.shared.multi_policy import MultiPolicyAgent
-from steppe.core.algorithms import DQNConfig, PPOConfig, QLearningConfig
+from steppe.algorithms.tabular.config import QLearningConfig
 from steppe.core.config.run import flatten, resolve_config, unflatten
 from steppe.core.contracts.algorithm import Progress
 from steppe.core.contracts.errors import ConfigError, WorldError
@@ -197,7 +199,11 @@ def test_names_that_begin_alike_are_kept_apart():
             UNLIKE,
             "the policy 'all' is for agents that are not alike: wolf_0 observes [2]",
         ),
-        (DQNConfig(policies="own"), SPEC, "dqn learns one policy for all agents: leave policies out, or use ppo"),
+        (
+            DQNConfig(policies="own"),
+            SPEC,
+            "dqn learns one policy for all agents: leave policies out, or use an algorithm that learns from rollouts",
+        ),
     ],
 )
 def test_policies_that_do_not_fit_are_refused(config, spec, words):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.contracts.algorithm import Tunable
 from steppe.core.contracts.errors import ConfigError
 from tests.algorithms.test_ppo import agent_and_batch

@@ -14,7 +14,8 @@ from steppe.algorithms.shared.td_learning import (
 )
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch
-from steppe.core.sequences import inverse_rescale_value, rescale_value, sequence_priority
+from steppe.core.priorities import sequence_priority
+from steppe.core.value_rescaling import inverse_rescale_value, rescale_value
 
 pytestmark = pytest.mark.unit
 ROWS, COUNT, ACTIONS = 7, 5, 3
@@ -77,6 +78,16 @@ def test_loss_gradient_and_errors_are_those_of_the_formula(double, value_rescali
     learned, chosen = batch["learn"], np.take_along_axis(values, batch["action"][..., None], axis=2)[..., 0]
     assert found.mean_value == pytest.approx(chosen[learned].mean(), rel=1e-5)
     assert found.mean_error == pytest.approx(errors[learned].mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_of_equal_actions_the_first_is_the_next(double):
+    """As argmax chooses it."""
+    batch, values, judged = windows(), values_of(1), values_of(2)
+    (values if double else judged)[...] = 1.0
+    _, errors = by_hand(torch.from_numpy(values).double(), judged, batch, double=double, value_rescaling=False)
+    found = td_loss(values, judged, batch, double=double, value_rescaling=False)
+    np.testing.assert_allclose(found.errors, errors, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_that_are_not_learned_from_are_not_read():
@@ -154,6 +165,7 @@ def test_the_ladder_is_one_over_all_environments_of_all_actors():
     assert all(part.max() > 5 * part.min() for part in parts)
     np.testing.assert_allclose([apex_epsilons(0.4, 7.0, 1, actor, 3)[0] for actor in range(3)], [0.4, 0.4**4.5, 0.4**8])
     assert apex_epsilons(0.4, 7.0, 1, 0, 1).tolist() == [0.4]
+    np.testing.assert_allclose(apex_epsilons(0.4, 7.0, 2, 0, 1), [0.4, 0.4**8])
     assert apex_epsilons(0.0, 7.0, 2, 0, 1).tolist() == [0.0, 0.0]
 
 

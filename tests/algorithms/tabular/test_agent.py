@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from steppe.algorithms import make_agent
 from steppe.algorithms.tabular.agent import flatten_rollout
 from steppe.classic import NStepQLearning, OptimalQLearning, QLambda
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.algorithm import Agent, Progress
 from steppe.core.contracts.errors import ConfigError, UsageError

@@ -67,7 +67,7 @@ def files_on_stack(route: str) -> set[str]:
     raise AssertionError(f"{route} is not on the stack")
 
 
-def test_every_optional_operation_is_tried_here():
+def test_requests_cover_every_optional_operation():
     assert sorted(OPTIONAL) == sorted(REQUESTS)
     assert set(OPTIONAL) <= set(operations())
 
@@ -94,7 +94,7 @@ def test_a_cluster_without_kafka_declares_that_it_cannot_pause(client):
     assert lacking == {"pause_run", "resume_run", "kill_run"}
 
 
-def test_only_the_factory_knows_which_backends_there_are():
+def test_only_the_factory_names_backend_classes():
     kinds = {"LocalBackend", "ExternalBackend", "KubernetesBackend"}
     for path in (SOURCE / "control").rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -124,7 +124,7 @@ def test_a_scale_request_passes_through_at_most_six_files(client, monkeypatch):
 
 
 def test_a_scale_request_to_a_cluster_passes_through_at_most_six_files(client):
-    """To the Kubernetes client, whose file is counted though a stand-in takes its place."""
+    """From the route's function to the Kubernetes client, whose file is counted although a fake replaces it."""
 
     class RecordingPods(Pods):
         def scale(self, role: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""`steppe serve --run`: a run whose roles somebody else starts, as compose does, seen and steered over a real broker alone."""
+"""`steppe serve --run`: a run whose roles are started elsewhere, as by Docker Compose, observed and controlled over a real broker."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def brokers(kafka):
 
 
 @pytest.fixture
-def served(tmp_path, brokers):
-    made = Served(tmp_path)
+def served(tmp_path, brokers, service_host):
+    made = Served(tmp_path, host=service_host)
     made.environ |= brokers
     yield made
     if made.process is not None:
@@ -44,15 +44,15 @@ def served(tmp_path, brokers):
 
 @pytest.fixture
 def role(torch_host, tmp_path, brokers):
-    """Start a role of the run, each with a place of its own; all are gone afterwards."""
+    """Return a function that starts a role of the run in its own directory; all roles are killed afterwards."""
     (tmp_path / "run.toml").write_text(SMALL)
     started = []
 
-    def role(kind, *words):
-        place = tmp_path / kind
-        place.mkdir(exist_ok=True)
-        environ = os.environ | brokers | {"STEPPE_RUNS": str(place)}
-        started.append(torch_host.start(["role", kind, "--run", "demo", *words], environ, tmp_path, place))
+    def role(kind, *message):
+        directory = tmp_path / kind
+        directory.mkdir(exist_ok=True)
+        environ = os.environ | brokers | {"STEPPE_RUNS": str(directory)}
+        started.append(torch_host.start(["role", kind, "--run", "demo", *message], environ, tmp_path, directory))
         return started[-1]
 
     yield role
@@ -69,22 +69,26 @@ def steps(api):
     return api.get(RUN).json()["progress"]["env_steps"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_it_is_seen_and_steered_through_all_of_its_life(served, role, tmp_path):
+def test_a_run_is_observed_and_controlled_from_start_to_resume(served, role, tmp_path):
     config = ("--config", str(tmp_path / "run.toml"))
     served.start("--run", "demo")
     with served.client() as api:
         assert api.get("/api/v1/runs").json()["runs"] == []
         roles = role("learner", *config), role("actor")
         in_state(api, "RUNNING")
-        until(lambda: steps(api) > 0 and api.get(f"{RUN}/actors").json()["ready"] == 1, "it learns from its actor")
+        until(
+            lambda: steps(api) > 0 and api.get(f"{RUN}/actors").json()["ready"] == 1,
+            "the learner receives experience from its actor",
+        )
         assert api.get(RUN).json()["config"]["env"] == "steppe/Sleep-v0"
 
         assert finished(api, api.post(f"{RUN}/pause"))["state"] == "succeeded"
         in_state(api, "PAUSED")
         assert finished(api, api.post(f"{RUN}/resume"))["state"] == "succeeded"
         change = api.patch(f"{RUN}/hyperparameters", json={"values": {"learning_rate": 0.0125}})
-        assert "taken over at version" in finished(api, change)["message"]
+        assert "in effect from version" in finished(api, change)["message"]
 
         refused = api.put(f"{RUN}/actors", json={"actors": 2})
         assert (refused.status_code, "--scale actor=N" in refused.json()["detail"]) == (422, True)
@@ -98,7 +102,8 @@ def test_it_is_seen_and_steered_through_all_of_its_life(served, role, tmp_path):
         assert [process.wait(60) for process in roles] == [0, 0]
         before = steps(api)
         until(
-            lambda: api.get(f"{RUN}/events", params={"limit": 1_000}).json()["events"][-1]["number"], "events are there"
+            lambda: api.get(f"{RUN}/events", params={"limit": 1_000}).json()["events"][-1]["number"],
+            "events are mirrored",
         )
         checkpoints = sorted((tmp_path / "learner" / "demo" / "checkpoints").iterdir())
         assert checkpoints
@@ -107,26 +112,26 @@ def test_it_is_seen_and_steered_through_all_of_its_life(served, role, tmp_path):
     served.start("--run", "demo")
     with served.client() as api:
         in_state(api, "STOPPED")
-        asked = api.post(f"{RUN}/start")
+        response = api.post(f"{RUN}/start")
         roles = role("learner", *config), role("actor")
-        assert finished(api, asked)["state"] == "succeeded"
-        until(lambda: steps(api) > before, "it goes on from its checkpoint")
+        assert finished(api, response)["state"] == "succeeded"
+        until(lambda: steps(api) > before, "the run continues from its checkpoint")
         roles[0].kill()
         in_state(api, "LOST")
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--run", "demo"], "STEPPE_KAFKA__ADDRESS"),
         (["--run", "demo", "--kubernetes", "here"], "give one of them"),
         (["--kubernetes", "here", "--autoscale", "set"], "STEPPE_KAFKA__ADDRESS"),
     ],
 )
-def test_what_does_not_fit_is_one_clear_sentence(tmp_path, options, words):
+def test_incompatible_options_are_refused_in_one_sentence(tmp_path, options, message):
     line = [sys.executable, "-c", "from steppe.cli.main import entry; entry()", "serve", "--port", "0", *options]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPE_KAFKA")}
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environ, check=False)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

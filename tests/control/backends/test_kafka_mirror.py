@@ -1,4 +1,4 @@
-"""What roles report on a real broker, copied into a run's directory: everything of the run, once, whatever becomes of the copier."""
+"""Mirroring a run's reports from a real broker into its directory: completely, and once, also after kills of the mirror."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def config(kafka):
 
 
 @pytest.fixture
-def here(tmp_path):
-    """The directory of the service, which has the run's name and knows nothing of it."""
+def directory_of_service(tmp_path):
+    """The service's directory of the run, still without reports."""
     made = resolve_config(("test", {"env": "CartPole-v1", "runtime": "kafka", "run_dir": tmp_path / "demo"})).config
     directory = RunDirectory.create(made, {})
     yield directory
@@ -38,17 +38,17 @@ def here(tmp_path):
     directory.store.close()
 
 
-def founded(config, path) -> KafkaBoard:
-    """A new run of that name, as its learner announces it; where its roles speak."""
+def announce_run(config, path) -> KafkaBoard:
+    """Publish a new run of that name as its learner does; return the board of its roles."""
     given = {"env": "CartPole-v1", "runtime": "kafka", "mode": "async", "actors": 2, "run_dir": path}
     made = resolve_config(("test", given)).config.model_copy(update={"kafka": config})
     ensure_topics(KafkaConnection(config, "demo"))
     directory = RunDirectory.create(made, {}, {"id": "demo"})
-    charter = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
+    manifest = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
     directory.release()
     directory.store.close()
     board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
-    charter.post(board)
+    manifest.post(board)
     return board
 
 
@@ -57,7 +57,7 @@ def found(config, tmp_path):
     boards = []
 
     def found(name="elsewhere"):
-        boards.append(founded(config, tmp_path / name))
+        boards.append(announce_run(config, tmp_path / name))
         return boards[-1]
 
     yield found
@@ -66,20 +66,20 @@ def found(config, tmp_path):
 
 
 @pytest.fixture
-def follow(config, here):
+def make_mirror(config, directory_of_service):
     made = []
 
-    def follow():
-        made.append(KafkaMirror(here, config))
+    def make():
+        made.append(KafkaMirror(directory_of_service, config))
         return made[-1]
 
-    yield follow
+    yield make
     for one in made:
         one.stop()
 
 
-def said(topic, n):
-    """A record of the topic with a number in it."""
+def numbered_record(topic, n):
+    """Return a record of the topic with a number in it."""
     counts = {"version": n, "env_steps": n}
     reports = {
         TRAINING: lambda: TrainingReport(run="demo", updates=0, train_s=0.0, stats={"loss": float("nan")}, **counts),
@@ -89,102 +89,106 @@ def said(topic, n):
     return reports[topic]().record()
 
 
-def told(here):
-    """How many records were refused, as the run's events say."""
-    warnings = [event for _, event in here.store.read(EVENTS) if event["kind"] == "warning"]
+def num_refused(directory_of_service):
+    """Return the number of refused records in the run's events."""
+    warnings = [event for _, event in directory_of_service.store.read(EVENTS) if event["kind"] == "warning"]
     return sum(count for event in warnings for count in event["details"]["refused"].values())
 
 
-def numbers(here, topic):
-    return [(record.get("details") or record)["version"] for _, record in here.store.read(topic)]
+def numbers(directory_of_service, topic):
+    return [(record.get("details") or record)["version"] for _, record in directory_of_service.store.read(topic)]
 
 
-def test_it_waits_for_a_run_and_copies_all_of_it_in_order(config, here, follow, found):
-    following = follow()
-    following.look()  # there are no topics yet
-    assert following.manifest is None
-    board, stranger = found(), KafkaBoard(KafkaConnection(config, "other~12345678"))
+def test_the_mirror_waits_for_the_run_and_copies_its_records_in_order(config, directory_of_service, make_mirror, found):
+    mirror = make_mirror()
+    mirror.poll()  # there are no topics yet
+    assert mirror.manifest is None
+    board, other_run = found(), KafkaBoard(KafkaConnection(config, "other~12345678"))
     for n in range(5):
-        board.post(TRAINING, said(TRAINING, n))
-        stranger.post(TRAINING, said(TRAINING, -1))
-        board.post(EVENTS, said(EVENTS, n))
-    stranger.close()
-    following.look()
-    assert numbers(here, TRAINING) == numbers(here, EVENTS) == [0, 1, 2, 3, 4]
-    following.look()
-    board.post(ACTORS, said(ACTORS, 7))
-    board.post(TRAINING, said(TRAINING, 5))
-    following.look()
-    assert numbers(here, TRAINING) == [0, 1, 2, 3, 4, 5]
-    assert numbers(here, ACTORS) == [7]
+        board.post(TRAINING, numbered_record(TRAINING, n))
+        other_run.post(TRAINING, numbered_record(TRAINING, -1))
+        board.post(EVENTS, numbered_record(EVENTS, n))
+    other_run.close()
+    mirror.poll()
+    assert numbers(directory_of_service, TRAINING) == numbers(directory_of_service, EVENTS) == [0, 1, 2, 3, 4]
+    mirror.poll()
+    board.post(ACTORS, numbered_record(ACTORS, 7))
+    board.post(TRAINING, numbered_record(TRAINING, 5))
+    mirror.poll()
+    assert numbers(directory_of_service, TRAINING) == [0, 1, 2, 3, 4, 5]
+    assert numbers(directory_of_service, ACTORS) == [7]
 
 
 @pytest.mark.slow
-def test_one_that_was_killed_before_it_said_how_far_it_was_copies_nothing_twice(here, follow, found):
-    board, following = found(), follow()
-    board.post(TRAINING, said(TRAINING, 0))
-    following.look()
-    before = (here.path / CURSOR_FILE).read_bytes()
-    board.post(TRAINING, said(TRAINING, 1))
-    board.post(EVENTS, said(EVENTS, 1))
-    following.look()
-    (here.path / CURSOR_FILE).write_bytes(before)
-    board.post(TRAINING, said(TRAINING, 2))
-    follow().look()
-    assert numbers(here, TRAINING) == [0, 1, 2]
-    assert numbers(here, EVENTS) == [1]
+def test_a_mirror_killed_before_it_saved_its_offsets_copies_nothing_twice(directory_of_service, make_mirror, found):
+    board, mirror = found(), make_mirror()
+    board.post(TRAINING, numbered_record(TRAINING, 0))
+    mirror.poll()
+    before = (directory_of_service.path / CURSOR_FILE).read_bytes()
+    board.post(TRAINING, numbered_record(TRAINING, 1))
+    board.post(EVENTS, numbered_record(EVENTS, 1))
+    mirror.poll()
+    (directory_of_service.path / CURSOR_FILE).write_bytes(before)
+    board.post(TRAINING, numbered_record(TRAINING, 2))
+    make_mirror().poll()
+    assert numbers(directory_of_service, TRAINING) == [0, 1, 2]
+    assert numbers(directory_of_service, EVENTS) == [1]
 
 
 @pytest.mark.slow
-def test_a_run_that_was_begun_anew_is_followed(here, follow, found):
-    following = follow()
-    found().post(TRAINING, said(TRAINING, 0))
-    following.look()
-    found("again").post(TRAINING, said(TRAINING, 1))
-    following.look()
-    assert numbers(here, TRAINING) == [0, 1]
+def test_a_restarted_run_is_mirrored(directory_of_service, make_mirror, found):
+    mirror = make_mirror()
+    found().post(TRAINING, numbered_record(TRAINING, 0))
+    mirror.poll()
+    found("again").post(TRAINING, numbered_record(TRAINING, 1))
+    mirror.poll()
+    assert numbers(directory_of_service, TRAINING) == [0, 1]
 
 
-def test_places_in_topics_that_were_made_anew_are_not_taken_for_old_ones(here, follow, found):
-    write_json(here.path / CURSOR_FILE, {TRAINING: 1_000})
-    found().post(TRAINING, said(TRAINING, 0))
-    follow().look()
-    assert numbers(here, TRAINING) == [0]
+def test_offsets_beyond_recreated_topics_are_ignored(directory_of_service, make_mirror, found):
+    write_json(directory_of_service.path / CURSOR_FILE, {TRAINING: 1_000})
+    found().post(TRAINING, numbered_record(TRAINING, 0))
+    make_mirror().poll()
+    assert numbers(directory_of_service, TRAINING) == [0]
 
 
-def test_what_is_no_record_is_parked_and_passed_over(config, here, follow, found):
-    """On every topic, with the run's own header: the picture of the run can still be drawn, and each is parked once."""
-    board, following = found(), follow()
-    board.post(TRAINING, said(TRAINING, 1))
-    following.look()
+def test_invalid_records_are_parked_and_skipped(config, directory_of_service, make_mirror, found):
+    """Invalid records with the run's header on every topic: valid ones are still read, and each invalid one is parked once."""
+    board, mirror = found(), make_mirror()
+    board.post(TRAINING, numbered_record(TRAINING, 1))
+    mirror.poll()
     bad = {
-        TRAINING: [b"{}", b"[" * 5_000, json.dumps({**said(TRAINING, 1), "run": "other"}).encode()],
-        ACTORS: [b"{}", json.dumps({**said(ACTORS, 1), "actor": 2}).encode()],
+        TRAINING: [b"{}", b"[" * 5_000, json.dumps({**numbered_record(TRAINING, 1), "run": "other"}).encode()],
+        ACTORS: [b"{}", json.dumps({**numbered_record(ACTORS, 1), "actor": 2}).encode()],
         EVALUATIONS: [b"{}", b"x" * 900_000],
-        EVENTS: [b"{}", json.dumps({**said(EVENTS, 1), "kind": "metric"}).encode()],
+        EVENTS: [b"{}", json.dumps({**numbered_record(EVENTS, 1), "kind": "metric"}).encode()],
         COMMANDS: [b"{}", b"[" * 5_000, json.dumps({"command": "charter", "id": "1", "charter": {}}).encode()],
     }
-    connection = following.manifest.connection(config)
+    connection = mirror.manifest.connection(config)
     producer = connection.producer()
     for topic, values in bad.items():
         for value in values:
             about = [("run", connection.run.encode())]
             producer.produce(connection.topic(topic), value, b"key", 0, headers=about)
     assert producer.flush(PATIENCE_S) == 0
-    board.post(TRAINING, said(TRAINING, 2))
+    board.post(TRAINING, numbered_record(TRAINING, 2))
     board.post(COMMANDS, make_command("pause", "test"))
     for _ in range(3):
-        following.look()
-    assert numbers(here, TRAINING) == [1, 2]
-    assert following.newest_command == "pause"
-    view = RunView(here)
+        mirror.poll()
+    assert numbers(directory_of_service, TRAINING) == [1, 2]
+    assert mirror.newest_command == "pause"
+    view = RunView(directory_of_service)
     view.refresh()
     assert view.version == 2
     expected = sorted(topic for topic, values in bad.items() if topic != COMMANDS for _ in values)
-    wait_until(lambda: following.look() or len(dead_letters(connection)) >= len(expected), "what is parked")
+    wait_until(
+        lambda: mirror.poll() or len(dead_letters(connection)) >= len(expected), "all invalid records are parked"
+    )
     parked = dead_letters(connection)
     assert sorted(decode_headers(message)["topic"].decode() for message in parked) == expected
     assert max(len(message.value()) for message in parked) == 4096
     assert all(decode_headers(message)["reason"] for message in parked)
-    wait_until(lambda: following.look() or told(here) >= len(parked), "the sum of what is parked")
-    assert told(here) == len(parked)
+    wait_until(
+        lambda: mirror.poll() or num_refused(directory_of_service) >= len(parked), "all parked records are counted"
+    )
+    assert num_refused(directory_of_service) == len(parked)

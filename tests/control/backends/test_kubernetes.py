@@ -1,5 +1,7 @@
-"""What a service asks of a cluster's run: pods by a Scaler, which is a stand-in here, and everything that roles can be told by
-Kafka, which is real. The test plays the learner."""
+"""The service of a cluster's run: pods through a fake Orchestrator, and commands to roles over a real Kafka broker.
+
+The tests act as the learner.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ SETTINGS = 'env = "CartPole-v1"\nmode = "async"\nactors = 4\n'
 
 
 class Pods:
-    """A Scaler whose pods are there at once."""
+    """A fake Orchestrator whose pods are ready immediately."""
 
     lost_reason = None
 
@@ -68,7 +70,7 @@ class Pods:
 
 
 class Roles:
-    """The learner's end of the topics."""
+    """Reads and writes topics as the learner does."""
 
     def __init__(self, config, path):
         given = {"env": "CartPole-v1", "runtime": "kafka", "mode": "async", "actors": 4, "run_dir": path}
@@ -76,14 +78,14 @@ class Roles:
         self._connection = KafkaConnection(config, "demo")
         ensure_topics(self._connection)
         directory = RunDirectory.create(made, {}, {"id": "demo"})
-        charter = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
+        manifest = RunManifest.of(make_plan(made, probe(made.env, made.environment)), directory)
         directory.release()
         directory.store.close()
         self.board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
-        charter.post(self.board)
+        manifest.post(self.board)
 
-    def told(self, *, published):
-        """The commands in the topic: those that a service carries out itself, or those for the roles."""
+    def commands(self, *, published):
+        """Return the commands in the topic: those that the service executes itself, or those for the roles."""
         topic = self._connection.topic(COMMANDS)
         with open_consumer(self._connection) as consumer:
             messages = read_range(consumer, topic, 0, *get_watermarks(consumer, topic))
@@ -93,11 +95,14 @@ class Roles:
     def answers(self):
         return [record["details"] for _, record in self.board.read(EVENTS) if record["kind"] == "command"]
 
-    def obey(self, word):
-        """Wait for the newest command, and say that it was carried out."""
-        record = until(lambda: (told := self.told(published=False)) and told[-1]["command"] == word and told[-1], word)
-        details = {"id": record["id"], "command": word, "obeyed": True, "message": None}
-        if word == "set":
+    def acknowledge_next(self, kind):
+        """Wait for the newest command, and report it as executed."""
+        record = until(
+            lambda: (commands := self.commands(published=False)) and commands[-1]["command"] == kind and commands[-1],
+            kind,
+        )
+        details = {"id": record["id"], "command": kind, "obeyed": True, "message": None}
+        if kind == "set":
             details |= {"values": record["values"], "live": record["live"], "version": 7}
         self.board.post(EVENTS, EventReport(run="demo", kind="command", role="learner", details=details).record())
         return record
@@ -115,12 +120,12 @@ def serving(pods, config):
 
 
 def finished(service, operation):
-    def looked():
+    def poll():
         service.reconcile()
         found = service.get_operation(operation.id)
         return found if found.state != "pending" else None
 
-    done = until(looked, f"{operation.kind} is finished")
+    done = until(poll, f"{operation.kind} is finished")
     assert done.state == "succeeded", done
     return done
 
@@ -142,27 +147,27 @@ def roles(config, tmp_path):
     made.board.close()
 
 
-def test_what_is_live_goes_over_kafka_and_the_rest_replaces_the_learner(config, roles):
+def test_live_hyperparameters_are_sent_over_kafka_and_others_replace_the_learner(config, roles):
     pods = Pods()
     with serving(pods, config) as service:
-        until(lambda: state(service) == "RUNNING", "the run is under way")
+        until(lambda: state(service) == "RUNNING", "the run is running")
 
-        asked = service.set_hyperparameters("demo", {"learning_rate": 0.0125}, "test")
-        record = roles.obey("set")
+        requested = service.set_hyperparameters("demo", {"learning_rate": 0.0125}, "test")
+        record = roles.acknowledge_next("set")
         assert (record["id"], record["values"], record["generation"]) == (
-            asked.operation.id,
+            requested.operation.id,
             {"learning_rate": 0.0125},
             1,
         )
         assert record["expires_s"] > record["time_s"]
-        assert finished(service, asked.operation).message == "taken over at version 7"
-        assert [effect.effect for effect in asked.effects] == ["takes effect with the next update"]
-        assert pods.rolled == [], "the learner stays"
-        assert tomllib.loads(pods.settings)["agent"]["learning_rate"] == 0.0125, "the next one begins with it"
+        assert finished(service, requested.operation).message == "in effect from version 7"
+        assert [effect.effect for effect in requested.effects] == ["takes effect with the next update"]
+        assert pods.rolled == [], "the learner is not replaced"
+        assert tomllib.loads(pods.settings)["agent"]["learning_rate"] == 0.0125, "a new learner starts with it"
 
-        for word, ask, after in (("pause", service.pause_run, "PAUSED"), ("resume", service.resume_run, "RUNNING")):
+        for kind, ask, after in (("pause", service.pause_run, "PAUSED"), ("resume", service.resume_run, "RUNNING")):
             operation = ask("demo", "test")
-            assert roles.obey(word)["id"] == operation.id
+            assert roles.acknowledge_next(kind)["id"] == operation.id
             finished(service, operation)
             until(lambda after=after: state(service) == after, f"the run is {after}")
         assert pods.rolled == []
@@ -172,32 +177,32 @@ def test_what_is_live_goes_over_kafka_and_the_rest_replaces_the_learner(config, 
         assert [effect.effect for effect in change.effects] == ["takes effect on restart"] * 2
         assert pods.rolled == [LEARNER]
         assert tomllib.loads(pods.settings)["agent"]["learning_rate"] == 0.02
-        assert [record["command"] for record in roles.told(published=False)] == ["set", "pause", "resume"]
+        assert [record["command"] for record in roles.commands(published=False)] == ["set", "pause", "resume"]
 
 
-def test_what_the_cluster_carries_out_is_published_with_what_came_of_it(config, roles):
+def test_commands_that_the_cluster_executes_are_published_with_their_outcome(config, roles):
     with serving(Pods(), config) as service:
-        until(lambda: state(service) == "RUNNING", "the run is under way")
+        until(lambda: state(service) == "RUNNING", "the run is running")
         done = [
             finished(service, service.scale_actors("demo", 3, "test")),
             finished(service, service.set_hyperparameters("demo", {"max_grad_norm": 0.25}, "test").operation),
             finished(service, service.stop_run("demo", "test")),
             finished(service, service.start_run("demo", "test")),
         ]
-        service.commands.publisher.look()
-        told = roles.told(published=True)
-        assert [(record["id"], record["command"]) for record in told] == [(one.id, one.kind) for one in done]
-        assert [record.get("actors") for record in told] == [3, None, None, None]
-        assert all(record["generation"] == 1 and record["issuer"] == "test" for record in told)
+        service.commands.publisher.poll()
+        commands = roles.commands(published=True)
+        assert [(record["id"], record["command"]) for record in commands] == [(one.id, one.kind) for one in done]
+        assert [record.get("actors") for record in commands] == [3, None, None, None]
+        assert all(record["generation"] == 1 and record["issuer"] == "test" for record in commands)
         assert [(answer["id"], answer["obeyed"]) for answer in roles.answers()] == [(one.id, True) for one in done]
 
 
 @pytest.mark.regression
-def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
-    """CartPole has no continuous actions whose bounds could be exceeded: a learner with that setting would not start."""
+def test_hyperparameters_that_the_environment_does_not_support_are_refused(config, roles):
+    """CartPole has no continuous actions with bounds, so a learner with that setting would not start."""
     pods = Pods()
     with serving(pods, config) as service:
-        until(lambda: state(service) == "RUNNING", "the run is under way")
+        until(lambda: state(service) == "RUNNING", "the run is running")
 
         def refused(values):
             try:
@@ -206,18 +211,18 @@ def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
                 return str(error)
             raise AssertionError("accepted")
 
-        words = "bounds_coef is for continuous actions, and CartPole-v1 has others: leave it out"
-        until(lambda: refused({"bounds_coef": 0.5}) == words, "the service knows the run's environment")
+        message = "bounds_coef is for continuous actions, and CartPole-v1 has others: leave it out"
+        until(lambda: refused({"bounds_coef": 0.5}) == message, "the service knows the run's environment")
         before = pods.settings
         for values in ({"bounds_coef": 0.5}, {"bounds_coef": 0.5, "max_grad_norm": 0.25}):
             with pytest.raises(ConfigError, match="bounds_coef is for continuous actions"):
                 service.set_hyperparameters("demo", values, "test")
-        assert (pods.settings, pods.rolled, roles.told(published=False)) == (before, [], [])
+        assert (pods.settings, pods.rolled, roles.commands(published=False)) == (before, [], [])
 
 
 @pytest.mark.regression
 @pytest.mark.parametrize(
-    ("brokers", "error", "words"),
+    ("brokers", "error", "message"),
     [
         (
             None,
@@ -227,15 +232,15 @@ def test_what_means_nothing_in_the_world_of_the_run_is_refused(config, roles):
         ("127.0.0.1:9", Conflict, "the learner of demo has not reported its environment yet: retry"),
     ],
 )
-def test_what_an_unknown_environment_might_refuse_is_refused(brokers, error, words):
+def test_hyperparameters_are_refused_if_the_environment_must_be_known_and_is_not(brokers, error, message):
     pods = Pods()
     with serving(pods, None if brokers is None else KafkaConfig(address=brokers)) as service:
-        until(lambda: state(service) == "RUNNING", "the run is under way")
+        until(lambda: state(service) == "RUNNING", "the run is running")
         before = pods.settings
         for dry_run in (True, False):
             for values in ({"bounds_coef": 0.5}, {"bounds_coef": 0.5, "max_grad_norm": 0.25}, {"policies": "own"}):
                 with pytest.raises(
-                    error, match=f"{next(iter(values))}: only some environments support it, and {words}"
+                    error, match=f"{next(iter(values))}: only some environments support it, and {message}"
                 ):
                     service.set_hyperparameters("demo", values, "test", dry_run=dry_run)
         assert (pods.settings, pods.rolled, service.database.operations()) == (before, [], [])
@@ -243,32 +248,32 @@ def test_what_an_unknown_environment_might_refuse_is_refused(brokers, error, wor
             assert service.set_hyperparameters("demo", values, "test", dry_run=True).effects
 
 
-def test_an_operation_says_who_settles_it(config, roles):
-    """Pods show that a learner was replaced; the learner says itself what it took over."""
+def test_an_operation_names_what_confirms_it(config, roles):
+    """Pods show that a learner was replaced; the learner reports changed hyperparameters."""
     with serving(Pods(), config) as service:
-        until(lambda: state(service) == "RUNNING", "the run is under way")
-        asked = [
+        until(lambda: state(service) == "RUNNING", "the run is running")
+        requested = [
             service.set_hyperparameters("demo", {"learning_rate": 0.01}, "test").operation,
             service.pause_run("demo", "test"),
             service.set_hyperparameters("demo", {"max_grad_norm": 0.25}, "test").operation,
             service.scale_actors("demo", 2, "test"),
         ]
-        found = [service.get_operation(one.id) for one in asked]
+        found = [service.get_operation(one.id) for one in requested]
         assert [one.settled_by for one in found] == ["run", "run", "cluster", "cluster"]
         assert [one.state for one in found] == ["pending", "pending", "succeeded", "succeeded"]
 
 
-def test_a_run_that_was_stopped_while_it_was_paused_goes_on_when_it_is_started(config, roles):
+def test_a_run_that_was_stopped_while_paused_runs_after_it_is_started(config, roles):
     with serving(Pods(), config) as service:
-        until(lambda: state(service) == "RUNNING", "the run is under way")
+        until(lambda: state(service) == "RUNNING", "the run is running")
         operation = service.pause_run("demo", "test")
-        roles.obey("pause")
+        roles.acknowledge_next("pause")
         finished(service, operation)
         finished(service, service.stop_run("demo", "test"))
-        until(lambda: state(service) == "STOPPED", "the cluster says so too, at which the service looks once a second")
+        until(lambda: state(service) == "STOPPED", "the service has read the state of the cluster")
         finished(service, service.start_run("demo", "test"))
-        roles.obey("resume")
-        until(lambda: state(service) == "RUNNING", "the run is under way again")
+        roles.acknowledge_next("resume")
+        until(lambda: state(service) == "RUNNING", "the run is running again")
 
 
 def test_without_brokers_nothing_changes(tmp_path):
@@ -282,9 +287,9 @@ def test_without_brokers_nothing_changes(tmp_path):
             .effects[0]
             .effect.endswith("on restart")
         )
-        assert pods.rolled == [LEARNER], "nobody can tell the learner"
+        assert pods.rolled == [LEARNER], "the learner cannot receive commands"
     with serving(pods, KafkaConfig(address="127.0.0.1:9")) as service:
-        until(lambda: state(service) == "RUNNING", "the run is under way")
+        until(lambda: state(service) == "RUNNING", "the run is running")
         before = (
             pods.version,
             dict(pods.replicas),

@@ -1,4 +1,4 @@
-"""The gate by itself, without a service around it: tokens, sessions, hosts, origins and limits, at their exact edges."""
+"""Access control without a service: tokens, sessions, hosts, origins and limits, at their exact boundaries."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from steppe.core.contracts.errors import DamagedFile, UsageError
 
 pytestmark = pytest.mark.unit
 
-SECRET = "s" * 20  # as short as it may be
+SECRET = "s" * 20  # the minimum length
 STORED = {"read": "r" * 20, "control": "c" * 20, "admin": "a" * 20, "signing": SECRET}
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Time as the gate sees it, which stands still until a test moves it."""
-    told = SimpleNamespace(monotonic_s=time.monotonic() + 1.0, wall_s=1_000_000.5)
-    stopped = SimpleNamespace(monotonic=lambda: told.monotonic_s, time=lambda: told.wall_s)
+    """A clock that stands still until a test advances it."""
+    clock = SimpleNamespace(monotonic_s=time.monotonic() + 1.0, wall_s=1_000_000.5)
+    stopped = SimpleNamespace(monotonic=lambda: clock.monotonic_s, time=lambda: clock.wall_s)
     for module in (auth, sessions):
         monkeypatch.setattr(module, "time", stopped)
-    return told
+    return clock
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def refusal(gate: AccessControl, address: str, method: str, headers: dict[str, s
     return refused.value.status, refused.value.code
 
 
-def test_what_is_fixed():
+def test_constants_and_immutability():
     """A session lasts half a day, a link a quarter of an hour; a body has at most 64 KiB."""
     assert (sessions.SESSION_S, sessions.LINK_S) == (43_200.0, 900.0)
     assert RequestLimits() == RequestLimits(
@@ -77,39 +77,39 @@ def test_what_is_fixed():
 
 
 @pytest.mark.parametrize(("scope", "allowed"), [("read", 1), ("control", 2), ("admin", 3)])
-def test_a_scope_may_what_those_before_it_may(scope, allowed):
+def test_a_scope_includes_the_weaker_scopes(scope, allowed):
     assert [Caller("x", scope).may(other) for other in ("read", "control", "admin")] == [True] * allowed + [False] * (
         3 - allowed
     )
 
 
 def test_a_bucket_fills_at_its_rate_up_to_its_size(clock):
-    bucket = TokenBucket(3.0, 2.0, seen_s=clock.monotonic_s)
+    bucket = TokenBucket(3.0, 2.0, updated_s=clock.monotonic_s)
     assert [bucket.take() for _ in range(4)] == [True, True, True, False]
     clock.monotonic_s += 0.25
     assert bucket.empty()
-    assert not bucket.take(), "half of one is there"
+    assert not bucket.take(), "half a token is left"
     clock.monotonic_s += 0.25
     assert not bucket.empty()
-    assert bucket.take(), "what had come before the refusal is not lost"
+    assert bucket.take(), "tokens from before the refusal are kept"
     assert not bucket.take(0.5)
     clock.monotonic_s += 100.0
-    assert [bucket.take() for _ in range(4)] == [True, True, True, False], "it holds no more than its size"
+    assert [bucket.take() for _ in range(4)] == [True, True, True, False], "the bucket is limited to its size"
     clock.monotonic_s += 1.0
     assert bucket.take(1.5)
     assert bucket.left == pytest.approx(0.5)
     clock.monotonic_s = 10.0
-    early = TokenBucket(100.0, 1.0, seen_s=10.0)
+    early = TokenBucket(100.0, 1.0, updated_s=10.0)
     assert early.take(100.0)
     clock.monotonic_s = 25.0
-    assert early.take(15.0), "one each second"
+    assert early.take(15.0), "one token per second"
     assert not early.take(0.5)
     clock.monotonic_s += 100.0
     assert not TokenBucket(1.0, 0.0).empty()
-    assert TokenBucket(0.5, 9.0, seen_s=clock.monotonic_s - 9.0).empty(), "it never holds one"
+    assert TokenBucket(0.5, 9.0, updated_s=clock.monotonic_s - 9.0).empty(), "the bucket never holds one token"
 
 
-def test_new_tokens_differ_and_only_their_owner_reads_them(tmp_path):
+def test_new_tokens_differ_and_only_the_owner_can_read_them(tmp_path):
     path = tmp_path / "tokens.json"
     keys = TokenStore(path)
     stored = json.loads(path.read_text())
@@ -119,7 +119,7 @@ def test_new_tokens_differ_and_only_their_owner_reads_them(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert keys.tokens == {scope: stored[scope] for scope in ("read", "control", "admin")}
     path.chmod(0o644)
-    assert TokenStore(path).tokens == keys.tokens, "they stay at the next start"
+    assert TokenStore(path).tokens == keys.tokens, "tokens persist over a restart"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -128,21 +128,21 @@ def test_new_tokens_differ_and_only_their_owner_reads_them(tmp_path):
     ["{", "[]", "3", json.dumps({**STORED, "signing": SECRET[1:]}), json.dumps({**STORED, "read": "r" * 19})]
     + [json.dumps({name: text for name, text in STORED.items() if name != left}) for left in STORED],
 )
-def test_a_damaged_file_is_named(tmp_path, text):
+def test_a_damaged_token_file_raises_an_error(tmp_path, text):
     path = tmp_path / "tokens.json"
     path.write_text(text)
     with pytest.raises(DamagedFile, match="remove it"):
         TokenStore(path)
 
 
-def test_tokens_are_told_apart(keys):
+def test_a_token_identifies_its_scope(keys):
     for scope in ("read", "control", "admin"):
         assert keys.authenticate_token(STORED[scope]) == Caller(f"token:{scope}", scope)
     for wrong in ("", STORED["read"][1:], STORED["read"] + "r", SECRET, "ä"):
         assert keys.authenticate_token(wrong) is None
 
 
-def test_a_link_signs_in_once_and_in_time(keys, clock):
+def test_a_link_signs_in_once_before_it_expires(keys, clock):
     first, second, third = (keys.new_sign_in_link() for _ in range(3))
     assert len({first, second, third}) == 3
     assert len(first) == 32, "24 random bytes"
@@ -150,19 +150,19 @@ def test_a_link_signs_in_once_and_in_time(keys, clock):
     cookie = keys.sign_in(first)
     assert cookie is not None
     assert keys.sign_in(first) is None
-    assert keys.sign_in("never given out") is None
+    assert keys.sign_in("an unknown code") is None
     clock.wall_s += 0.5
-    assert keys.sign_in(second) is None, "it is too late"
+    assert keys.sign_in(second) is None, "the link has expired"
     body, _, signature = cookie.rpartition(".")
     identity, _, until = body.rpartition(".")
     assert len(identity) == 16, "8 random bytes"
-    assert int(until) == 1_044_100, "12 hours from when it signed in"
+    assert int(until) == 1_044_100, "12 hours after signing in"
     assert signature == signed("session", body)
     assert keys.authenticate_cookie(cookie) == Caller(f"session:{identity}", "admin", session=identity)
     assert keys.csrf(identity) == signed("csrf", identity)
 
 
-def test_a_cookie_is_good_until_its_time_and_as_signed(keys, clock):
+def test_a_cookie_is_valid_until_it_expires_and_only_with_its_signature(keys, clock):
     identity = keys.sessions.begin().id
     clock.wall_s = 500.0
 
@@ -183,7 +183,7 @@ def test_a_cookie_is_good_until_its_time_and_as_signed(keys, clock):
     assert keys.authenticate_cookie(cookie(f"{identity}.500")) is None, "it was signed out"
 
 
-def test_who_is_let_in(keys):
+def test_accepted_and_refused_credentials(keys):
     gate = AccessControl(keys)
     for text in (f"Bearer {STORED['read']}", f"bearer  {STORED['read']} "):
         assert gate.authenticate("a", "DELETE", {"authorization": text}).scope == "read"
@@ -195,6 +195,7 @@ def test_who_is_let_in(keys):
         {"authorization": STORED["read"]},
         {"authorization": "Bearer wrong", "cookie": f"steppe_session={cookie}"},
         {"cookie": f"other={cookie}"},
+        {"cookie": f"the_session={cookie}"},
         {"cookie": "steppe_session=wrong"},
         {"cookie": "a]b=c; steppe_session"},
     ):
@@ -202,7 +203,7 @@ def test_who_is_let_in(keys):
     assert gate.authenticate("c", "GET", {"cookie": f"x=y; steppe_session={cookie}"}).session is not None
 
 
-def test_a_cookie_changes_nothing_without_the_pages_token(keys):
+def test_a_cookie_needs_the_csrf_token_for_changes(keys):
     gate = AccessControl(keys)
     cookie = keys.sign_in(keys.new_sign_in_link())
     headers = {"cookie": f"steppe_session={cookie}"}
@@ -213,19 +214,19 @@ def test_a_cookie_changes_nothing_without_the_pages_token(keys):
         assert refusal(gate, "a", method, headers) == (403, "csrf")
         assert refusal(gate, "a", method, {**headers, "x-csrf-token": signed("session", body)}) == (403, "csrf")
         assert gate.authenticate("a", method, {**headers, "x-csrf-token": signed("csrf", identity)}).scope == "admin"
-    assert gate.authenticate("a", "POST", bearer("control")).scope == "control", "a token comes from no page"
+    assert gate.authenticate("a", "POST", bearer("control")).scope == "control", "a token needs no CSRF header"
 
 
-def test_wrong_tokens_shut_an_address_out_until_it_waited(keys, clock):
+def test_failed_attempts_are_limited_per_address_until_time_has_passed(keys, clock):
     gate = AccessControl(keys, limits=RequestLimits(failed_attempts=2.0, failed_attempts_per_s=0.5))
     for _ in range(5):
-        assert refusal(gate, "a", "GET", {}) == (401, "token"), "who sends nothing guesses nothing"
+        assert refusal(gate, "a", "GET", {}) == (401, "token"), "a request without credentials is not a failed attempt"
     wrong = {"authorization": "Bearer wrong"}
     assert refusal(gate, "a", "GET", wrong) == (401, "token")
     assert refusal(gate, "a", "GET", {"cookie": "steppe_session=wrong"}) == (401, "token")
     assert refusal(gate, "a", "GET", wrong) == (429, "too_many_guesses")
-    assert refusal(gate, "b", "GET", wrong) == (401, "token"), "another address has guesses of its own"
-    assert gate.authenticate("a", "GET", bearer("read")).scope == "read", "the right token is always let in"
+    assert refusal(gate, "b", "GET", wrong) == (401, "token"), "attempts are counted per address"
+    assert gate.authenticate("a", "GET", bearer("read")).scope == "read", "a valid token is always accepted"
     clock.monotonic_s += 2.5
     gate.count_failed_attempt("a")
     with pytest.raises(RequestRefused) as refused:
@@ -233,7 +234,7 @@ def test_wrong_tokens_shut_an_address_out_until_it_waited(keys, clock):
     assert (refused.value.status, refused.value.code) == (429, "too_many_guesses")
 
 
-def test_requests_are_counted_by_caller(keys, clock):
+def test_the_request_rate_is_limited_per_caller(keys, clock):
     gate = AccessControl(keys, limits=RequestLimits(burst=2.0, per_s=1.0))
     assert [gate.authenticate("a", "GET", bearer("read")).name for _ in range(2)] == ["token:read"] * 2
     assert refusal(gate, "b", "GET", bearer("read")) == (429, "rate")
@@ -242,7 +243,7 @@ def test_requests_are_counted_by_caller(keys, clock):
     assert gate.authenticate("a", "GET", bearer("read")).name == "token:read"
 
 
-def test_of_ten_thousand_addresses_the_oldest_are_forgotten(keys):
+def test_only_the_newest_ten_thousand_addresses_are_remembered(keys):
     gate = AccessControl(keys, limits=RequestLimits(failed_attempts=1.0, failed_attempts_per_s=0.0))
     gate.count_failed_attempt("first")
     for number in range(10_000):
@@ -260,7 +261,7 @@ def test_of_ten_thousand_addresses_the_oldest_are_forgotten(keys):
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:80", "localhost:8000", "LocalHost", "[::1]:9", "lab.example", "LAB.example:1"]
 )
-def test_own_names_are_answered_to(keys, host):
+def test_allowed_host_names_are_accepted(keys, host):
     gate = AccessControl(keys, ("Lab.Example",))
     gate.check_address({"host": host})
     for origin in (f"http://{host}", f"https://{host.upper()}"):
@@ -271,7 +272,7 @@ def test_own_names_are_answered_to(keys, host):
 @pytest.mark.parametrize(
     "host", [None, "", "evil.example", "lab.example.evil", "localhost@evil.example", "[::1", "[::::]", ":80"]
 )
-def test_other_names_are_refused(keys, host):
+def test_other_host_names_are_refused(keys, host):
     with pytest.raises(RequestRefused) as refused:
         AccessControl(keys, ("lab.example",)).check_address({} if host is None else {"host": host})
     assert (refused.value.status, refused.value.code) == (403, "host")
@@ -281,7 +282,15 @@ def test_other_names_are_refused(keys, host):
     "headers",
     [
         {"origin": origin}
-        for origin in ("", "null", "http://localhost:81", "ftp://localhost:80", "http://[", "localhost:80")
+        for origin in (
+            "",
+            "null",
+            "http://localhost:81",
+            "http://a.example:80",
+            "ftp://localhost:80",
+            "http://[",
+            "localhost:80",
+        )
     ]
     + [{"sec-fetch-site": site} for site in ("cross-site", "same-site", "")],
 )
@@ -291,7 +300,7 @@ def test_other_origins_are_refused(keys, headers):
     assert (refused.value.status, refused.value.code) == (403, "origin")
 
 
-def test_a_service_open_to_others_needs_a_name():
+def test_listening_on_other_addresses_needs_an_allowed_host_name():
     for host in ("127.0.0.1", "localhost", "::1"):
         require_safe_bind(host, ())
     require_safe_bind("0.0.0.0", ("lab.example",))
@@ -310,12 +319,12 @@ def test_a_service_open_to_others_needs_a_name():
         ("0.0.0.0", ("lab.example", "localhost"), ["127.0.0.1", "lab.example"]),
     ],
 )
-def test_links_name_addresses_that_work(host, allowed, names):
+def test_links_contain_reachable_addresses(host, allowed, names):
     assert public_names(host, allowed) == names
 
 
-def test_repeated_headers():
-    """Of repeated ones the last counts; two hosts are none, so that no proxy can be played off against this service."""
+def test_repeated_headers_are_resolved():
+    """The last of repeated headers counts; a repeated Host is invalid, as a proxy might read the other one."""
     pairs = [(b"Host", b"localhost"), (b"X-One", b"1"), (b"x-one", b"\xe9"), (b"COOKIE", b"a=b")]
     assert header_map({"headers": pairs}) == {"host": "localhost", "x-one": "é", "cookie": "a=b"}
     assert header_map({"headers": [*pairs, (b"host", b"localhost")]})["host"] == ""

@@ -1,4 +1,4 @@
-"""Crowds of connections: idle ones, slow ones and busy ones. Health answers throughout, and the service is normal after."""
+"""Many idle, slow or busy connections: health checks are answered throughout, and the service recovers afterwards."""
 
 from __future__ import annotations
 
@@ -31,55 +31,57 @@ WHOLE = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service that may open few files."""
-    service = Served(tmp_path_factory.mktemp("small"), descriptors=DESCRIPTORS)
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service with a low limit of open files."""
+    service = Served(tmp_path_factory.mktemp("limited"), descriptors=DESCRIPTORS)
     service.start()
     yield service
     bring_down(service)
 
 
 @contextlib.contextmanager
-def crowd(address: str, count: int, first: bytes, each: Callable[[int], None]) -> Iterator[list[socket.socket]]:
+def open_connections(
+    address: str, count: int, first: bytes, after_each_hundred: Callable[[int], None]
+) -> Iterator[list[socket.socket]]:
     parts = urlsplit(address)
     with contextlib.ExitStack() as stack:
-        made = []
+        opened = []
         for number in range(count):
-            made.append(stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=60)))
-            with contextlib.suppress(OSError):  # it was closed already, for a newer one
-                made[-1].sendall(first)
+            opened.append(stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=60)))
+            with contextlib.suppress(OSError):  # it was closed already for a newer one
+                opened[-1].sendall(first)
             if number % 100 == 99:
-                each(number)
-        yield made
+                after_each_hundred(number)
+        yield opened
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("count", "first"), [(1_100, b""), (1_010, HALF)], ids=["idle", "slow"])
-def test_a_crowd_keeps_nobody_out(small: Served, count: int, first: bytes) -> None:
+def test_many_connections_do_not_block_new_ones(limited: Served, count: int, first: bytes) -> None:
     def healthy(number: int) -> None:
-        assert httpx.get(f"{small.address}/healthz", timeout=60).status_code == 200, f"with {number} connections"
+        assert httpx.get(f"{limited.address}/healthz", timeout=60).status_code == 200, f"with {number} connections"
 
-    with small.client() as api, crowd(small.address, count, first, healthy) as held:
+    with limited.client() as api, open_connections(limited.address, count, first, healthy) as held:
         for one in held:
             with contextlib.suppress(OSError):
                 one.sendall(b"x" if first else b"")
         healthy(count)
         assert api.get("/api/v1/runs").status_code == 200
         assert make(api, SHORT, start=False)
-    assert small.process is not None
-    assert small.process.poll() is None
-    with small.client() as api:
+    assert limited.process is not None
+    assert limited.process.poll() is None
+    with limited.client() as api:
         assert api.get("/api/v1/runs").status_code == 200
 
 
 class Server(uvicorn.Server):
-    """In a thread of this process, in front of a small application."""
+    """A server in a thread of this process, for a small application."""
 
     def __init__(self, app: Any, most: int) -> None:
-        self.bound = Connections(most)
-        self.listener = self.bound.listen("127.0.0.1", 0)
+        self.limited_connections = Connections(most)
+        self.listener = self.limited_connections.listen("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        super().__init__(uvicorn.Config(app, http=self.bound.protocol, log_level="error", lifespan="off"))
+        super().__init__(uvicorn.Config(app, http=self.limited_connections.protocol, log_level="error", lifespan="off"))
 
     def __enter__(self) -> Server:
         self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self.listener]})
@@ -95,7 +97,7 @@ class Server(uvicorn.Server):
         return socket.create_connection(self.listener.getsockname(), timeout=60)
 
 
-def answering(release: threading.Event) -> Any:
+def application(release: threading.Event) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while scope["path"] == "/slow" and not release.is_set():
             await asyncio.sleep(0.01)
@@ -105,17 +107,19 @@ def answering(release: threading.Event) -> Any:
     return app
 
 
-def guarded(app: Any, tmp_path: Path, most: int = 2 * RESERVE, **limits: float) -> Server:
-    keeper = AccessMiddleware(app, AccessControl(TokenStore(tmp_path / "tokens.json"), limits=RequestLimits(**limits)))  # type: ignore[arg-type]
-    server = Server(keeper, most)
-    keeper.connections = server.bound
+def server_with_access_control(app: Any, tmp_path: Path, most: int = 2 * RESERVE, **limits: float) -> Server:
+    middleware = AccessMiddleware(
+        app, AccessControl(TokenStore(tmp_path / "tokens.json"), limits=RequestLimits(**limits))
+    )  # type: ignore[arg-type]
+    server = Server(middleware, most)
+    middleware.connections = server.limited_connections
     return server
 
 
 @pytest.mark.unit
-def test_readers_leave_places_for_probes_and_changes(tmp_path: Path) -> None:
+def test_reads_leave_the_reserve_for_probes_and_changes(tmp_path: Path) -> None:
     release = threading.Event()
-    with guarded(answering(release), tmp_path) as server:
+    with server_with_access_control(application(release), tmp_path) as server:
         token = TokenStore(tmp_path / "tokens.json").tokens["admin"]
         head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
         with contextlib.ExitStack() as stack:
@@ -124,7 +128,8 @@ def test_readers_leave_places_for_probes_and_changes(tmp_path: Path) -> None:
                 busy.sendall(f"GET /slow HTTP/1.1\r\n{head}\r\n".encode())
             client = stack.enter_context(httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=60))
             refused = until(
-                lambda: found if (found := client.get(server.address)).status_code != 200 else None, "it is crowded"
+                lambda: found if (found := client.get(server.address)).status_code != 200 else None,
+                "only the reserve is left",
             )
             assert (refused.status_code, refused.json()["code"]) == (503, "crowded")
             assert client.get(f"{server.address}/healthz").status_code == 200
@@ -134,25 +139,25 @@ def test_readers_leave_places_for_probes_and_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_when_everybody_is_at_work_newcomers_are_turned_away(tmp_path: Path) -> None:
+def test_new_connections_are_refused_while_all_are_busy(tmp_path: Path) -> None:
     release = threading.Event()
-    with Server(answering(release), 4) as server, contextlib.ExitStack() as stack:
+    with Server(application(release), 4) as server, contextlib.ExitStack() as stack:
         busy = [stack.enter_context(server.connect()) for _ in range(4)]
         for one in busy:
             one.sendall(b"GET /slow HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        until(lambda: len(server.server_state.tasks) == 4, "all four are at work")
+        until(lambda: len(server.server_state.tasks) == 4, "all four are busy")
         for _ in range(3):
             with server.connect() as extra:
                 assert b" 503 " in extra.recv(4_096)
         release.set()
-        assert all(b" 200 " in one.recv(4_096) for one in busy), "nobody at work was closed"
+        assert all(b" 200 " in one.recv(4_096) for one in busy), "no busy connection was closed"
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("requests", [[], [HALF], [WHOLE, HALF]], ids=["idle", "first", "second"])
 def test_headers_have_a_deadline(monkeypatch: pytest.MonkeyPatch, requests: list[bytes]) -> None:
     monkeypatch.setattr(connections, "HEADERS_S", 0.1)
-    with Server(answering(threading.Event()), 10) as server, server.connect() as slow:
+    with Server(application(threading.Event()), 10) as server, server.connect() as slow:
         for request in requests:
             slow.sendall(request)
             if request == WHOLE:
@@ -163,7 +168,10 @@ def test_headers_have_a_deadline(monkeypatch: pytest.MonkeyPatch, requests: list
 
 @pytest.mark.unit
 def test_bodies_have_a_deadline(tmp_path: Path) -> None:
-    with guarded(answering(threading.Event()), tmp_path, body_s=0.1) as server, server.connect() as slow:
+    with (
+        server_with_access_control(application(threading.Event()), tmp_path, body_s=0.1) as server,
+        server.connect() as slow,
+    ):
         token = TokenStore(tmp_path / "tokens.json").tokens["admin"]
         head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\nx"
         slow.sendall(head.encode())
@@ -201,6 +209,6 @@ def test_the_descriptors_held_for_runs_are_bounded(tmp_path: Path) -> None:
     for store in stores:
         store.post("topic", {"a": 1})
     assert len(os.listdir("/proc/self/fd")) - before <= 3 * OPEN_PER_THREAD + 2
-    assert all(store.read("topic") == [(1, {"a": 1})] for store in stores), "the others are opened again"
+    assert all(store.read("topic") == [(1, {"a": 1})] for store in stores), "closed files are opened again"
     for store in stores:
         store.close()

@@ -1,4 +1,4 @@
-"""The contract: every operation has its route, the OpenAPI file is current, and requests can be repeated."""
+"""The API contract: every operation has a route, the OpenAPI file is current, and requests can be repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def schema(tmp_path: Path) -> dict:
 
 
 @pytest.mark.unit
-def test_every_operation_has_its_route_and_no_route_is_more(schema: dict):
+def test_every_operation_has_one_route_and_there_are_no_other_routes(schema: dict):
     routed = [method["operationId"] for path in schema["paths"].values() for method in path.values()]
     assert sorted(routed) == sorted(operations())
 
@@ -55,7 +55,7 @@ def test_requests_have_ranges_and_no_host_side_fields(schema: dict):
 
 
 @pytest.mark.integration
-def test_a_repeated_request_is_carried_out_once(api: httpx.Client):
+def test_a_repeated_request_is_executed_once(api: httpx.Client):
     body, key = {**SHORT, "start": False}, {"Idempotency-Key": "once"}
     first = api.post(RUNS, json=body, headers=key)
     again = api.post(RUNS, json=body, headers=key)
@@ -69,12 +69,14 @@ def test_a_repeated_request_is_carried_out_once(api: httpx.Client):
     assert len(api.get(RUNS).json()["runs"]) == 2
     refused = api.post(RUNS, json={**body, "env": "nothing"}, headers={"Idempotency-Key": "twice"})
     assert refused.status_code == 422
-    assert api.post(RUNS, json=body, headers={"Idempotency-Key": "twice"}).status_code == 201, "it was not carried out"
+    assert api.post(RUNS, json=body, headers={"Idempotency-Key": "twice"}).status_code == 201, (
+        "the refused request was not executed"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_answers_and_operations_survive_the_service(served: Served):
+def test_responses_and_operations_survive_a_restart_of_the_service(served: Served):
     body, key = {**SHORT, "start": False}, {"Idempotency-Key": "kept"}
     with served.client() as api:
         first = api.post(RUNS, json=body, headers=key).json()
@@ -89,7 +91,7 @@ def test_answers_and_operations_survive_the_service(served: Served):
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_change_of_what_has_changed_meanwhile_is_refused(api: httpx.Client):
+def test_a_change_at_an_outdated_generation_is_refused(api: httpx.Client):
     run = make(api, SHORT, start=False)
     generation = run_of(api, run)["generation"]
     change = {"values": {"clip": 0.1}}
@@ -115,7 +117,7 @@ def test_lists_and_prometheus(api: httpx.Client):
     assert (clip["value"], clip["effect"], clip["schema"]["exclusiveMinimum"]) == (0.2, "live", 0.0)
     assert 'steppe_runs{state="PENDING"} 1.0' in api.get("/metrics").text.splitlines()
     assert api.get("/version").json()["broker"] == "embedded"
-    assert api.get(f"{RUNS}/{run}/actors").json()["most"] == 0, "a sync run has its actors for life"
+    assert api.get(f"{RUNS}/{run}/actors").json()["most"] == 0, "the number of actors of a sync run is fixed"
     refused = api.put(f"{RUNS}/{run}/actors", json={"actors": 2})
     assert refused.status_code == 422
     assert "async" in refused.json()["detail"]

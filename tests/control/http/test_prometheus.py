@@ -30,7 +30,7 @@ def parsed(text):
         names.append(family.name)
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
-            assert key not in found, "twice"
+            assert key not in found, "a sample occurs twice"
             found[key] = sample.value
     assert len(set(names)) == len(names)
     return found
@@ -50,11 +50,11 @@ def test_reports_become_samples():
     actor = ActorReport(
         run="r", actor=3, epoch=1, version=6, sequence=2, env_steps=500, phases={"env": 2.0}, state="stopped"
     )
-    judged = EvaluationReport(
+    evaluation = EvaluationReport(
         run="r", version=5, updates=1, env_steps=10, train_s=1.0, returns=[1.0, 3.0], lengths=[1, 1],
         return_mean=2.0, return_std=1.0, duration_s=0.1, weights_sha256="",
     )  # fmt: skip
-    reports = (training, actor, judged)
+    reports = (training, actor, evaluation)
     text = render_families(group_into_families(sample for one in reports for sample in samples_of(one))).decode()
     found = parsed(text)
     run = ("run", 'a"b')
@@ -74,7 +74,7 @@ def test_reports_become_samples():
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_run_that_goes_on_shows_every_role(api: httpx.Client):
+def test_a_live_run_has_metrics_of_every_role(api: httpx.Client):
     run = make(api, LONG)
     learning(api, run)
 
@@ -90,13 +90,13 @@ def test_a_run_that_goes_on_shows_every_role(api: httpx.Client):
 
 
 @pytest.mark.unit
-def test_the_dashboard_asks_for_what_there_is():
+def test_the_dashboard_queries_existing_metrics():
     board = json.loads(DASHBOARD.read_text())
     known = METRIC_FAMILIES.keys() | {"steppe_runs", "steppe_run_train_return_mean"}
-    asked = {
+    queried = {
         name for panel in board["panels"] for one in panel["targets"] for name in re.findall(r"steppe_\w+", one["expr"])
     }
-    assert asked <= known
+    assert queried <= known
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
-    assert len(set(places)) == len(places)
+    positions = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(set(positions)) == len(positions)

@@ -1,4 +1,4 @@
-"""What HTTP clients may rely on, tried on the application in this process: headers, pages of lists, errors, files' rights."""
+"""Behaviour of the REST API, on the application in this process: headers, pagination, errors, file permissions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(autouse=True)
 def runs(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test of the suite has runs of its own, but these share theirs."""
+    """Share one directory of runs between the tests of this module."""
     monkeypatch.setenv("STEPPE_RUNS", str(service.root))
 
 
@@ -63,7 +63,7 @@ def directory_of(service: Service, run: str) -> RunDirectory:
 
 
 def pages(http: TestClient, path: str, key: str, limit: int = 2) -> list[Any]:
-    """Everything of a list, a few at a time."""
+    """Return all items of a list, fetched page by page."""
     found, cursor = list[Any](), None
     while True:
         answer = http.get(path, params={"limit": limit} | ({"cursor": cursor} if cursor else {}))
@@ -75,7 +75,7 @@ def pages(http: TestClient, path: str, key: str, limit: int = 2) -> list[Any]:
             return found
 
 
-def test_a_new_run_says_where_it_is_and_its_tag_is_quoted(http: TestClient):
+def test_a_new_run_has_a_location_and_a_quoted_etag(http: TestClient):
     made = http.post(RUNS, json={**SHORT, "start": False})
     assert made.headers["location"] == f"{RUNS}/{made.json()['id']}"
     got = http.get(made.headers["location"])
@@ -92,41 +92,41 @@ def test_a_new_run_says_where_it_is_and_its_tag_is_quoted(http: TestClient):
     assert http.patch(path, headers={"If-Match": '"x"'}, **change).status_code == 422
 
 
-def test_a_service_that_cannot_hear_commands_says_so(service: Service):
-    work = PeriodicTask("hearing", 1.0)
-    app = make_app(service, AccessControl(TokenStore(service.private / "tokens.json")), [work])
+def test_a_service_that_cannot_read_commands_is_not_ready(service: Service):
+    task = PeriodicTask("command-listener", 1.0)
+    app = make_app(service, AccessControl(TokenStore(service.private / "tokens.json")), [task])
     probe = TestClient(app, base_url="http://127.0.0.1")
-    work.trouble = "commands.control cannot be read: not authorized"
-    assert probe.get("/readyz").status_code == 200, "other work does not matter here"
-    work.required_for_readiness = True
+    task.last_error = "commands.control cannot be read: not authorized"
+    assert probe.get("/readyz").status_code == 200, "other tasks do not affect readiness"
+    task.required_for_readiness = True
     answer = probe.get("/readyz")
     assert (answer.status_code, answer.json()["status"]) == (503, "unavailable")
     assert "not authorized" in answer.json()["detail"]
     assert StartCommandListener.required_for_readiness
 
 
-def test_work_that_fails_says_why_until_it_succeeds():
-    wrong = ["no right"]
+def test_a_failing_task_keeps_its_error_until_it_succeeds():
+    errors = ["not allowed"]
 
-    def look() -> None:
-        if wrong:
-            raise UsageError(wrong[0])
+    def fail() -> None:
+        if errors:
+            raise UsageError(errors[0])
 
-    work = PeriodicTask("look", 0.001, look)
-    work.start()
-    until(lambda: work.trouble == "no right", "the failure is known")
-    wrong.clear()
-    until(lambda: work.trouble is None, "it is over")
-    work.stop()
+    task = PeriodicTask("fail", 0.001, fail)
+    task.start()
+    until(lambda: task.last_error == "not allowed", "the error is kept")
+    errors.clear()
+    until(lambda: task.last_error is None, "the error is cleared")
+    task.stop()
 
 
-def test_a_wrong_method_is_told_the_right_ones(http: TestClient):
+def test_a_wrong_method_is_answered_with_the_allowed_ones(http: TestClient):
     for path, methods in ((RUNS, "GET, POST"), (f"{RUNS}/x", "DELETE, GET"), (f"{RUNS}/x/actors", "GET, PUT")):
         answer = http.request("OPTIONS", path)
         assert (answer.status_code, answer.headers["allow"]) == (405, methods)
 
 
-def test_every_error_of_a_request_is_told_at_once(http: TestClient):
+def test_all_errors_of_a_request_are_in_one_response(http: TestClient):
     answer = http.post(RUNS, json={"env": [], "steps": -1, "actors": 0, "nothing": 1}).json()
     assert {error["field"] for error in answer["errors"]} == {"body.env", "body.steps", "body.actors", "body.nothing"}
     assert all(word in answer["detail"] for word in ("body.env", "body.steps", "body.actors", "body.nothing"))
@@ -143,20 +143,20 @@ def test_every_error_of_a_request_is_told_at_once(http: TestClient):
         ({"hidden": [65_536] * 8}, "lower what needs most"),
     ],
 )
-def test_a_value_beyond_all_measure_is_refused_in_one_sentence(http: TestClient, values: dict[str, Any], words: str):
+def test_an_excessive_value_is_refused_in_one_sentence(http: TestClient, values: dict[str, Any], words: str):
     answer = http.post(RUNS, json={**SHORT, "start": False, "agent": values})
     assert (answer.status_code, words in answer.json()["detail"]) == (422, True), answer.text
     assert "\n" not in answer.json()["detail"]
 
 
-def test_a_change_beyond_all_measure_is_refused_in_one_sentence(http: TestClient):
+def test_an_excessive_change_is_refused_in_one_sentence(http: TestClient):
     run = make(http)
     answer = http.patch(f"{RUNS}/{run}/hyperparameters", json={"values": {"clip": 1e308}})
     assert answer.status_code == 422
     assert "clip=1e+308: input should be less than or equal to 10" in answer.json()["detail"]
 
 
-def test_arguments_of_environments_are_checked_against_its_signature(http: TestClient, service: Service):
+def test_arguments_of_an_environment_are_checked_against_its_signature(http: TestClient, service: Service):
     run = make(http, env="FrozenLake-v1", environment={"kwargs": {"map_name": "8x8", "is_slippery": False}})
     assert directory_of(service, run).config().environment.kwargs == {"map_name": "8x8", "is_slippery": False}
     for env, kwargs, words in (
@@ -172,10 +172,10 @@ def test_arguments_of_environments_are_checked_against_its_signature(http: TestC
         assert all(word in answer.json()["detail"] for word in words), answer.text
 
 
-def test_every_runtime_of_the_machine_is_offered(http: TestClient, monkeypatch: pytest.MonkeyPatch):
-    there = http.get("/api/v1/version").json()["runtimes"]
-    assert {"inline", "processes"} <= set(there)
-    for runtime in there:
+def test_every_available_runtime_is_accepted_and_others_are_refused(http: TestClient, monkeypatch: pytest.MonkeyPatch):
+    available = http.get("/api/v1/version").json()["runtimes"]
+    assert {"inline", "processes"} <= set(available)
+    for runtime in available:
         assert make(http, runtime=runtime)
     monkeypatch.setattr(run_requests, "available_runtimes", lambda kafka: ["inline", "processes"])
     refused = http.post(RUNS, json={**SHORT, "start": False, "runtime": "ray"})
@@ -183,7 +183,7 @@ def test_every_runtime_of_the_machine_is_offered(http: TestClient, monkeypatch: 
     assert "not available here" in refused.json()["detail"]
 
 
-def test_every_list_comes_in_pages(http: TestClient):
+def test_every_list_is_paginated(http: TestClient):
     for _ in range(3):
         run = make(http)
         http.post(f"{RUNS}/{run}/stop")
@@ -204,7 +204,7 @@ def test_every_list_comes_in_pages(http: TestClient):
         assert http.get(path, params={"cursor": "nothing"}).status_code == 422
 
 
-def test_events_page_past_what_is_not_told(http: TestClient, service: Service):
+def test_pages_of_events_skip_spans(http: TestClient, service: Service):
     run = make(http)
     store = directory_of(service, run).store
     for number in range(30):
@@ -231,7 +231,7 @@ def test_symlinked_logs_are_refused(http: TestClient, service: Service, tmp_path
     (tmp_path / "secret").write_text("hidden\n")
     logs = directory_of(service, run).path / "logs"
     logs.mkdir()
-    (logs / "actor-0.log").write_text("said\n")
+    (logs / "actor-0.log").write_text("printed\n")
     (logs / "actor-1.log").symlink_to(tmp_path / "secret")
     assert http.get(f"{RUNS}/{run}/logs").json()["sources"] == ["actor-0"]
     assert http.get(f"{RUNS}/{run}/logs", params={"source": "actor-1"}).status_code == 404
@@ -240,7 +240,7 @@ def test_symlinked_logs_are_refused(http: TestClient, service: Service, tmp_path
     assert http.get(f"{RUNS}/{other}/logs").json()["sources"] == []
 
 
-def test_runs_are_their_owners_alone(http: TestClient, service: Service):
+def test_only_the_owner_may_read_the_files_of_a_run(http: TestClient, service: Service):
     before = os.umask(0)
     try:
         path = directory_of(service, make(http)).path
@@ -257,8 +257,8 @@ def training(run: str, second: int, **phases: float) -> dict[str, Any]:
     return report.record()
 
 
-def test_a_diagnosis_is_about_the_last_window(http: TestClient, service: Service):
-    """For 100 s the learner waits; then somebody follows the advice, and for 40 s it learns."""
+def test_a_diagnosis_covers_the_last_window_or_the_whole_run(http: TestClient, service: Service):
+    """The learner waits for 100 s and then learns for 40 s."""
     run = make(http, mode="async", actors=1)
     store = directory_of(service, run).store
     for second in range(1, 141):
@@ -277,7 +277,7 @@ def test_a_diagnosis_is_about_the_last_window(http: TestClient, service: Service
     assert whole["numbers"]["seconds"] == 140.0
 
 
-def test_actors_that_were_scaled_away_are_stopped(http: TestClient, service: Service):
+def test_actors_removed_by_scaling_are_stopped_and_missing_ones_are_silent(http: TestClient, service: Service):
     run = make(http, mode="async", actors=4)
     store = directory_of(service, run).store
     now = time.time()
@@ -291,15 +291,15 @@ def test_actors_that_were_scaled_away_are_stopped(http: TestClient, service: Ser
     assert states == ["running", "silent", "stopped", "stopped"]
 
 
-def test_a_stopped_run_keeps_its_evaluation_and_total(http: TestClient, service: Service):
+def test_a_stopped_run_shows_its_last_evaluation_and_total_steps(http: TestClient, service: Service):
     run = make(http)
     directory = directory_of(service, run)
     for mean in (10.0, 20.0):
-        judged = EvaluationReport(
+        evaluation = EvaluationReport(
             run=run, version=1, updates=1, env_steps=1, train_s=1.0, returns=[mean], lengths=[1], return_mean=mean,
             return_std=0.0, duration_s=1.0, weights_sha256="x",
         )  # fmt: skip
-        directory.store.post(EVALUATIONS, judged.record())
+        directory.store.post(EVALUATIONS, evaluation.record())
     directory.write_summary({"env_steps": 1_000, "updates": 3, "eval_return_mean": None})
     directory.store.set_status("STOPPED", "stop_requested")
     progress = http.get(f"{RUNS}/{run}").json()["progress"]

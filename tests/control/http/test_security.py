@@ -1,4 +1,4 @@
-"""What must be refused, tried on the real service: wrong tokens, hosts, origins, paths, sizes; and what a scope may do."""
+"""Refusals of the real service: wrong tokens, hosts, origins, paths and sizes; and the permissions of each scope."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from steppe.control.http.auth import (
 )
 from steppe.core.contracts.errors import UsageError
 from tests.support.service import SERVE, SHORT, Served, bring_down, make, until
+from tests.support.warm_host import WarmHost
 
 pytestmark = pytest.mark.integration
 
@@ -35,9 +36,9 @@ RUNS = "/api/v1/runs"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, service_host: WarmHost) -> Iterator[Served]:
     """One service for all that must be refused; the last test uses up what may be guessed."""
-    service = Served(tmp_path_factory.mktemp("served"))
+    service = Served(tmp_path_factory.mktemp("served"), host=service_host)
     service.start()
     yield service
     bring_down(service)
@@ -59,18 +60,18 @@ def code_of(answer: httpx.Response) -> str:
 
 def test_every_route_and_method_needs_a_token(served: Served, api: httpx.Client):
     paths = api.get("/api/v1/openapi.json").json()["paths"]
-    with served.client(None) as stranger:
+    with served.client(None) as anonymous:
         for path, methods in paths.items():
             for method in methods:
-                answer = stranger.request(method, path.format(run="x", operation="0" * 32))
+                answer = anonymous.request(method, path.format(run="x", operation="0" * 32))
                 assert answer.status_code == 401, (method, path)
         for path in ("/", "/metrics", "/version", "/api/v1/openapi.json", "/api/v1/session", "/nowhere"):
-            assert stranger.get(path).status_code == 401, path
-        assert stranger.get("/healthz").json() == {"status": "ok"}
-        assert stranger.get("/readyz").status_code == 200
+            assert anonymous.get(path).status_code == 401, path
+        assert anonymous.get("/healthz").json() == {"status": "ok"}
+        assert anonymous.get("/readyz").status_code == 200
 
 
-def test_scopes(served: Served, api: httpx.Client):
+def test_each_scope_permits_its_operations_and_refusals_are_audited(served: Served, api: httpx.Client):
     run = make(api, SHORT, start=False)
     with served.client("read") as reader, served.client("control") as controller:
         assert reader.get(RUNS).status_code == 200
@@ -81,8 +82,8 @@ def test_scopes(served: Served, api: httpx.Client):
         assert code_of(controller.get("/api/v1/audit")) == "scope"
         assert controller.post(f"{RUNS}/{run}/stop").status_code == 202
     entries = api.get("/api/v1/audit").json()["entries"]
-    told = [(entry["who"], entry["operation"], entry["run"], entry["outcome"].partition(":")[0]) for entry in entries]
-    assert told == [
+    found = [(entry["who"], entry["operation"], entry["run"], entry["outcome"].partition(":")[0]) for entry in entries]
+    assert found == [
         ("token:control", "stop_run", run, "done"),
         ("token:control", "get_audit", None, "refused"),
         ("token:control", "kill_run", run, "refused"),
@@ -93,7 +94,7 @@ def test_scopes(served: Served, api: httpx.Client):
     ]
 
 
-def test_dns_rebinding_and_foreign_origins(served: Served, api: httpx.Client):
+def test_foreign_host_names_and_origins_are_refused(served: Served, api: httpx.Client):
     for host in (
         "evil.example",
         "127.0.0.1.evil.example",
@@ -112,7 +113,7 @@ def test_dns_rebinding_and_foreign_origins(served: Served, api: httpx.Client):
     assert code_of(api.get(RUNS, headers={"Sec-Fetch-Site": "cross-site"})) == "origin"
 
 
-def test_the_link_signs_in_once_and_changes_need_the_pages_token(served: Served):
+def test_a_link_signs_in_once_and_changes_need_the_csrf_token(served: Served):
     with httpx.Client(base_url=served.address) as page:
         entered = page.get(served.link)
         assert entered.status_code == 303
@@ -126,19 +127,19 @@ def test_the_link_signs_in_once_and_changes_need_the_pages_token(served: Served)
         made = page.post(RUNS, json={**SHORT, "start": False}, headers={"X-CSRF-Token": csrf})
         assert made.status_code == 201
         forged = page.cookies[cookie_of(served)]
-    assert httpx.get(served.link).status_code == 401, "a link is good for once"
+    assert httpx.get(served.link).status_code == 401, "a link works only once"
     name, until, signature = forged.rsplit(".", 2)
     longer = f"{cookie_of(served)}={name}.{int(until) + 10**6}.{signature}"
     assert httpx.get(served.address + RUNS, headers={"Cookie": longer}).status_code == 401
 
 
-def test_a_link_can_be_followed_from_another_page(served: Served):
+def test_a_sign_in_link_on_another_site_works(served: Served):
     clicked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     with httpx.Client(base_url=served.address, headers=clicked) as page:
         entered = page.get(link_of(served))
         assert (entered.status_code, entered.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        assert 'content="0; url=/"' in entered.text, "a redirect would come without the strict cookie"
-        assert page.get(RUNS).status_code == 403, "only the page may be opened so"
+        assert 'content="0; url=/"' in entered.text, "after a redirect the browser would not send the SameSite cookie"
+        assert page.get(RUNS).status_code == 403, "only the page may be opened from another site"
         assert 'content="0; url=/"' in page.get("/").text
         assert page.get(RUNS, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
         assert page.post("/", headers=clicked).status_code == 403
@@ -174,9 +175,7 @@ def test_sessions_are_listed_signed_out_and_revoked(served: Served, api: httpx.C
                 until(lambda: stream.recv(60) is None, "the stream of an ended session ends")
             assert closed.value.rcvd.code == 1008
         assert other.get(RUNS).status_code == 401
-        assert one.delete("/api/v1/session").status_code == 403, (
-            "signing out needs the page's token as other changes do"
-        )
+        assert one.delete("/api/v1/session").status_code == 403, "signing out needs the CSRF token like other changes"
         assert one.delete("/api/v1/session", headers=csrf).status_code == 204
         assert one.get(RUNS).status_code == 401
     assert api.delete(f"/api/v1/sessions/{names[0]}").status_code == 404
@@ -184,12 +183,12 @@ def test_sessions_are_listed_signed_out_and_revoked(served: Served, api: httpx.C
     with served.client("control") as controller:
         assert code_of(controller.get("/api/v1/sessions")) == "scope"
         assert code_of(controller.delete(f"/api/v1/sessions/{names[0]}")) == "scope"
-    told = [entry["operation"] for entry in api.get("/api/v1/audit").json()["entries"]]
-    assert {"sign_out", "revoke_session"} <= set(told)
+    found = [entry["operation"] for entry in api.get("/api/v1/audit").json()["entries"]]
+    assert {"sign_out", "revoke_session"} <= set(found)
 
 
 @pytest.mark.slow
-def test_a_new_link_can_be_had_while_the_service_runs(served: Served, tmp_path: Path):
+def test_a_running_service_can_print_a_new_link(served: Served, tmp_path: Path):
     def ask(runs: Path) -> subprocess.CompletedProcess[str]:
         environ = os.environ | {"STEPPE_RUNS": str(runs)}
         words = [sys.executable, "-c", SERVE, "serve", "--sign-in"]
@@ -203,8 +202,8 @@ def test_a_new_link_can_be_had_while_the_service_runs(served: Served, tmp_path: 
     assert "no service is running" in nobody.stderr
 
 
-def test_the_right_token_is_let_in_however_many_wrong_ones_came():
-    """The gate by itself: neither tokens nor sessions have to wait for those who guess from the same address."""
+def test_a_valid_token_is_accepted_after_many_failed_attempts():
+    """Access control alone: failed attempts from the same address do not block valid tokens and sessions."""
     keys = TokenStore(Path(tempfile.mkdtemp()) / "tokens.json")
     gate = AccessControl(keys, limits=RequestLimits(failed_attempts=2, failed_attempts_per_s=0.0), port=8_900)
     codes = []
@@ -217,25 +216,25 @@ def test_the_right_token_is_let_in_however_many_wrong_ones_came():
     mine = f"steppe_session_8900={keys.sign_in(keys.new_sign_in_link())}"
     others = "steppe_session_8901=x; broken\u00e9[=; "
     assert gate.authenticate("a", "GET", {"cookie": others + mine}).scope == "admin", (
-        "another service's cookie does not matter"
+        "cookies of other services are ignored"
     )
     with pytest.raises(RequestRefused):
         gate.authenticate("a", "GET", {"cookie": mine.replace("8900", "8901")})
 
 
-def test_a_caller_who_asks_too_much_has_to_wait():
-    """The gate by itself, whose bucket is then empty: how fast this machine asks does not matter."""
+def test_the_request_rate_of_a_caller_is_limited():
+    """Access control alone, with a bucket that is not refilled, so that the speed of this machine does not matter."""
     gate = AccessControl(TokenStore(Path(tempfile.mkdtemp()) / "tokens.json"), limits=RequestLimits(burst=3, per_s=0.0))
     headers = {"authorization": f"Bearer {gate.keys.tokens['read']}"}
     assert [gate.authenticate("a", "GET", headers).scope for _ in range(3)] == ["read"] * 3
-    with pytest.raises(RequestRefused, match="slow down") as refused:
+    with pytest.raises(RequestRefused, match="too many requests") as refused:
         gate.authenticate("b", "GET", headers)
     assert refused.value.status == 429
     other = {"authorization": f"Bearer {gate.keys.tokens['admin']}"}
-    assert gate.authenticate("a", "GET", other).scope == "admin", "others need not wait for him"
+    assert gate.authenticate("a", "GET", other).scope == "admin", "other callers are not limited"
 
 
-def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Client):
+def test_paths_commands_and_modules_are_refused(served: Served, api: httpx.Client):
     (served.root / "secret").write_text("hidden")
     before = len(api.get(RUNS).json()["runs"])
     for run in ("..%2f..%2fsecret", "%2e%2e", "..", ".control", "a%00b", "%2fetc"):
@@ -258,7 +257,7 @@ def test_paths_commands_and_modules_are_not_taken(served: Served, api: httpx.Cli
     assert len(api.get(RUNS).json()["runs"]) == before + 1
 
 
-def test_bodies_that_are_too_large(served: Served, api: httpx.Client):
+def test_large_bodies_are_refused(served: Served, api: httpx.Client):
     assert code_of(api.post(RUNS, content=b"x" * 70_000)) == "too_large"
 
     def endless():
@@ -275,7 +274,7 @@ def test_bodies_that_are_too_large(served: Served, api: httpx.Client):
         assert b" 413 " in raw.recv(4_096)
 
 
-def test_headers_and_files(served: Served, api: httpx.Client):
+def test_security_headers_and_file_permissions(served: Served, api: httpx.Client):
     headers = api.get(RUNS).headers
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -285,11 +284,11 @@ def test_headers_and_files(served: Served, api: httpx.Client):
     private = served.root / "runs" / ".control"
     assert stat.S_IMODE((private / "tokens.json").stat().st_mode) == 0o600
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    told = api.get(RUNS).text + json.dumps(dict(api.get("/metrics").headers))
-    assert served.token("read") not in told
+    found = api.get(RUNS).text + json.dumps(dict(api.get("/metrics").headers))
+    assert served.token("read") not in found
 
 
-def test_sockets_pass_the_same_gate(served: Served):
+def test_websockets_have_the_same_access_control(served: Served):
     address = served.address.replace("http", "ws") + "/api/v1/stream"
     good = {"Authorization": f"Bearer {served.token('read')}"}
     for headers, origin in (
@@ -302,7 +301,9 @@ def test_sockets_pass_the_same_gate(served: Served):
             pass
         assert refused.value.response.status_code == 403
     parts = urlsplit(served.address)
-    with socket.create_connection((parts.hostname, parts.port)) as raw:  # a page whose name was rebound to this address
+    with socket.create_connection(
+        (parts.hostname, parts.port)
+    ) as raw:  # DNS rebinding: another host name with this address
         raw.sendall(
             f"GET /api/v1/stream HTTP/1.1\r\nHost: evil.example:{parts.port}\r\nUpgrade: websocket\r\n"
             f"Connection: Upgrade\r\nOrigin: http://evil.example:{parts.port}\r\nSec-WebSocket-Version: 13\r\n"
@@ -313,26 +314,28 @@ def test_sockets_pass_the_same_gate(served: Served):
         assert json.loads(socket_.recv(30))["type"] == "snapshot"
 
 
-def test_others_can_reach_it_only_under_names_that_were_allowed():
+def test_a_wildcard_address_needs_an_allowed_host_name():
     with pytest.raises(UsageError, match="--allow-host"):
         require_safe_bind("0.0.0.0", ())
     require_safe_bind("0.0.0.0", ("trainer.example",))
     require_safe_bind("127.0.0.1", ())
 
 
-def test_links_name_addresses_that_work():
+def test_links_contain_reachable_addresses():
     assert public_names("0.0.0.0", ("trainer.example", "localhost")) == ["127.0.0.1", "trainer.example"]
     assert public_names("::", ("trainer.example",)) == ["::1", "trainer.example"]
-    assert public_names("10.0.0.5", ("trainer.example",)) == ["trainer.example"], "its own address is refused as a Host"
+    assert public_names("10.0.0.5", ("trainer.example",)) == ["trainer.example"], (
+        "the address itself is not an allowed host name"
+    )
     assert public_names("10.0.0.5", ("trainer.example", "10.0.0.5")) == ["10.0.0.5"]
     assert public_names("localhost", ()) == ["localhost"]
 
 
-def test_guessing_tokens_is_cut_short(served: Served, api: httpx.Client):
+def test_failed_attempts_are_limited(served: Served, api: httpx.Client):
     answers = [
         httpx.get(served.address + RUNS, headers={"Authorization": f"Bearer guess-{number}"}).status_code
         for number in range(14)
     ]
     assert 429 in answers
     assert set(answers) == {401, 429}
-    assert api.get(RUNS).status_code == 200, "the right token is let in all the same"
+    assert api.get(RUNS).status_code == 200, "a valid token is still accepted"

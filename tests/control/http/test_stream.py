@@ -1,4 +1,4 @@
-"""The WebSocket: a snapshot, numbered deltas without a gap, resuming, heartbeats; and the ring by itself."""
+"""The WebSocket stream: a snapshot, numbered deltas without gaps, resuming, heartbeats; and the message buffer alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from websockets.frames import Frame
 from websockets.streams import StreamReader
 
 from steppe.control.factory import make_local_service
-from steppe.control.http import app as doors
+from steppe.control.http import app as app_module
 from steppe.control.http import stream
 from steppe.control.http.app import Routes
 from steppe.control.http.auth import AccessControl, TokenStore
@@ -35,10 +35,10 @@ HANDSHAKE = (
 )
 
 
-def heard(told: Iterator[dict], kind: str) -> tuple[dict, list[dict]]:
-    """The next message of a kind, and all numbered ones up to it."""
+def next_of_kind(stream_messages: Iterator[dict], kind: str) -> tuple[dict, list[dict]]:
+    """Return the next message of a kind, and all numbered messages up to it."""
     passed = []
-    for message in told:
+    for message in stream_messages:
         if message["type"] not in ("heartbeat", "snapshot"):
             passed.append(message)
         if message["type"] == kind:
@@ -50,46 +50,46 @@ def heard(told: Iterator[dict], kind: str) -> tuple[dict, list[dict]]:
 def test_snapshot_deltas_and_resuming(served: Served, api: httpx.Client):
     waiting = make(api, SHORT, start=False)
     with listen(served) as socket:
-        told = messages(socket)
-        first, _ = heard(told, "snapshot")
+        stream_messages = messages(socket)
+        first, _ = next_of_kind(stream_messages, "snapshot")
         assert [run["id"] for run in first["runs"]] == [waiting]
         run = make(api, LONG)
         learning(api, run)
-        points, passed = heard(told, "metrics")
+        points, passed = next_of_kind(stream_messages, "metrics")
         assert points["run"] == run
         assert points["series"]["train/updates"]
-        last, more = heard(told, "run")
+        last, more = next_of_kind(stream_messages, "run")
         numbers = [message["number"] for message in passed + more]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "nothing is left out"
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "numbers are consecutive"
     assert finished(api, api.post(f"/api/v1/runs/{run}/stop"))["state"] == "succeeded"
     with listen(served, f"{first['epoch']}:{last['number']}") as socket:
-        told = messages(socket)
-        message = next(told)
+        stream_messages = messages(socket)
+        message = next(stream_messages)
         assert message["type"] != "snapshot"
         assert message["number"] == last["number"] + 1
-        heard(told, "heartbeat")
+        next_of_kind(stream_messages, "heartbeat")
     with listen(served, "00000000:3") as socket:
-        assert next(messages(socket))["type"] == "snapshot", "numbers of another life mean nothing"
+        assert next(messages(socket))["type"] == "snapshot", "numbers of an earlier service are not valid"
 
 
-def test_the_ring_drops_who_is_too_slow():
+def test_the_buffer_drops_old_messages():
     hub = Hub(size=3)
     assert hub.after(0) == []
     for step in range(5):
         hub.put("step", step=step)
     assert [number for number, _ in hub.after(3) or ()] == [4, 5]
     assert hub.after(2) is not None
-    assert hub.after(1) is None, "message 2 is gone"
-    assert hub.after(9) is None, "a number that was never given"
+    assert hub.after(1) is None, "message 2 was overwritten"
+    assert hub.after(9) is None, "a number in the future"
     large = Hub(size=100, size_bytes=1_000)
     for _ in range(5):
         large.put("step", text="x" * 400)
-    assert large.after(2) is None, "the ring is bounded in bytes too"
+    assert large.after(2) is None, "the buffer is limited in bytes too"
     assert [number for number, _ in large.after(3) or ()] == [4, 5]
 
 
-def told_in(frame: bytes) -> list[dict]:
-    """The messages in a frame, as a client's own library reads it."""
+def messages_in(frame: bytes) -> list[dict]:
+    """Return the messages in a frame, parsed by a client library."""
     reader = StreamReader()
     reader.feed_data(frame)
     with pytest.raises(StopIteration) as end:
@@ -97,50 +97,50 @@ def told_in(frame: bytes) -> list[dict]:
     return [json.loads(line) for line in end.value.value.data.splitlines()]
 
 
-def test_what_was_missed_goes_out_at_once_and_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_missed_messages_are_sent_in_frames_of_limited_size(monkeypatch: pytest.MonkeyPatch):
     hub = Hub()
     assert hub.frame(0) == (0, b"")
     for step in range(3):
         hub.put("step", step=step)
-    assert [message["step"] for message in told_in(hub.frame(1)[1])] == [1, 2]
+    assert [message["step"] for message in messages_in(hub.frame(1)[1])] == [1, 2]
     assert hub.frame(1)[0] == 3
-    assert hub.frame(1)[1] is hub.frame(1)[1], "made once for all who have heard as much"
+    assert hub.frame(1)[1] is hub.frame(1)[1], "one frame for all clients at this position"
     hub.put("step", step=3, text="two\nlines, ünd more")
-    assert [message["step"] for message in told_in(hub.frame(1)[1])] == [1, 2, 3]
-    assert told_in(hub.frame(3)[1])[0]["text"] == "two\nlines, ünd more"
+    assert [message["step"] for message in messages_in(hub.frame(1)[1])] == [1, 2, 3]
+    assert messages_in(hub.frame(3)[1])[0]["text"] == "two\nlines, ünd more"
     assert hub.frame(4) == (4, b"")
     assert hub.frame(5) is None
     monkeypatch.setattr(stream, "FRAME_BYTES", 50)
     number, frame = hub.frame(0)
-    assert (number, len(told_in(frame))) == (2, 2), "the rest comes with the next"
+    assert (number, len(messages_in(frame))) == (2, 2), "the rest is in the next frame"
     assert hub.frame(number)[0] > number
 
 
-def test_all_news_of_a_look_wake_once():
+def test_clients_are_notified_once_per_poll():
     async def scenario() -> list[int]:
-        hub, woken = Hub(), list[int]()
+        hub, notified = Hub(), list[int]()
         hub.serve_on(asyncio.get_running_loop())
         waiting = asyncio.ensure_future(hub.news(60.0))
         await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.to_thread(hub.put, "step")
-        woken.append(waiting.done())
+        notified.append(waiting.done())
         await asyncio.to_thread(hub.wake)
         await waiting
         again = asyncio.ensure_future(hub.news(0.0))
-        hub.wake()  # of what is known already
+        hub.wake()  # without new messages
         await again
-        return [*woken, hub.number]
+        return [*notified, hub.number]
 
     assert asyncio.run(scenario()) == [False, 3]
 
 
 @contextlib.asynccontextmanager
-async def streaming(hub: Hub, folder: Path) -> AsyncIterator[str]:
-    """The address of a stream that says what is put into the hub, by a real server and with no runs behind it."""
+async def serve_hub(hub: Hub, directory: Path) -> AsyncIterator[str]:
+    """Serve the messages of a hub with a real server and without runs; yield the address of the stream."""
     service = make_local_service()
     app = FastAPI()
-    app.include_router(Routes(service, hub, AccessControl(TokenStore(folder / "tokens.json"))).router)
+    app.include_router(Routes(service, hub, AccessControl(TokenStore(directory / "tokens.json"))).router)
     listener = bind_listener("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, ws=FrameSocket, ws_per_message_deflate=False, log_level="error"))
     hub.serve_on(asyncio.get_running_loop())
@@ -160,14 +160,14 @@ def no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_who_reads_late_hears_everything_in_order(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
-    """Far more than sockets hold: it goes out as the client takes it, without anything new happening."""
+def test_a_slow_reader_receives_everything_in_order(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
+    """Send far more than socket buffers hold; it is sent as the client reads, without new messages."""
     monkeypatch.setattr(stream, "HEARTBEAT_INTERVAL_S", 3_600.0)
 
     async def scenario() -> list[int]:
         hub = Hub(size_bytes=1 << 30)
         async with (
-            streaming(hub, no_runs) as address,
+            serve_hub(hub, no_runs) as address,
             client.connect(address, max_size=None, max_queue=1, compression=None) as socket,
         ):
             assert json.loads(await socket.recv())["type"] == "snapshot"
@@ -183,10 +183,10 @@ def test_who_reads_late_hears_everything_in_order(monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(asyncio.wait_for(scenario(), 60)) == list(range(100))
 
 
-def test_who_is_too_slow_is_dropped_with_notice(no_runs: Path):
+def test_a_client_that_is_too_slow_is_dropped_with_a_notice(no_runs: Path):
     async def scenario() -> tuple[dict, int]:
         hub = Hub(size=3)
-        async with streaming(hub, no_runs) as address, client.connect(address, compression=None) as socket:
+        async with serve_hub(hub, no_runs) as address, client.connect(address, compression=None) as socket:
             await socket.recv()
             for step in range(5):
                 hub.put("step", step=step)
@@ -201,13 +201,13 @@ def test_who_is_too_slow_is_dropped_with_notice(no_runs: Path):
     assert "connect again" in notice["detail"]
 
 
-def test_who_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch, no_runs: Path):
     monkeypatch.setattr(stream, "SEND_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(doors, "SEND_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(app_module, "SEND_TIMEOUT_S", 0.0)
 
     async def scenario() -> int:
         hub = Hub(size_bytes=1 << 30)
-        async with streaming(hub, no_runs) as address:
+        async with serve_hub(hub, no_runs) as address:
             _, writing = await asyncio.open_connection(*address.split("/")[2].split(":"), limit=1)
             writing.write(HANDSHAKE.encode())
             while not hub.clients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.foreign_names import algorithm_hint
 from steppe.core.config.run import resolve_config
 from steppe.core.contracts.errors import ConfigError

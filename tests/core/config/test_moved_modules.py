@@ -8,8 +8,8 @@ from enum import Enum
 import pytest
 
 from steppe.algorithms.ppo.ppo import PPO
-from steppe.core.algorithms import agent_class
 from steppe.core.config import references
+from steppe.core.config.algorithm_table import agent_class
 from steppe.core.config.moved_modules import MOVED
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import CannotResume

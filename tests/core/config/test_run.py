@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steppe.core.algorithms import AgentConfig, DQNConfig, PPOConfig, config_class
+from steppe.algorithms.dqn.config import DQNConfig
+from steppe.algorithms.ppo.config import PPOConfig
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import config_class
 from steppe.core.config.run import (
     DEFAULT_STEPS,
     SECTIONS,

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from steppe.core.algorithms import ALGORITHMS
+from steppe.core.config.algorithm_table import ALGORITHMS
 from steppe.core.config.run import SECTIONS, RunConfig, resolve_config
 from steppe.core.config.tunables import needs_spec, tunable_fields, validate_changes
 from steppe.core.contracts.errors import ConfigError, SteppeError
@@ -26,7 +26,7 @@ SPECS = [
     EnvSpec("numbered", FieldSpec("obs", (), "int64"), _CHOICE, num_states=7),
     EnvSpec("numbered team", FieldSpec("obs", (), "int64"), _CHOICE, num_states=7, num_agents=2, agents=("a", "b")),
     EnvSpec("images", _IMAGE, _CHOICE),
-    EnvSpec("maps", _MAP, _CHOICE, num_agents=2, agents=("a", "b"), largest_lesson=(2, 20)),
+    EnvSpec("maps", _MAP, _CHOICE, num_agents=2, agents=("a", "b"), largest_stage=(2, 20)),
 ]
 
 

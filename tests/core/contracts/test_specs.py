@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,3 +95,11 @@ def test_images_have_three_dimensions():
 def test_bytes_of_one_cell():
     assert FieldSpec("x", (), "bool").nbytes == 1
     assert FieldSpec("x", (3, 2), "float64").nbytes == 48
+
+
+def test_a_recorded_spec_is_read_again_also_by_the_former_name_of_a_field():
+    spec = EnvSpec("maps", FieldSpec("obs", (4,), "float32"), ActionSpec("discrete", (2,)), largest_stage=(3, 20))
+    record = json.loads(json.dumps(asdict(spec)))
+    assert EnvSpec.from_record(record) == spec
+    record["largest_lesson"] = record.pop("largest_stage")
+    assert EnvSpec.from_record(record) == spec

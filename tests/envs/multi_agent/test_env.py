@@ -101,7 +101,7 @@ def test_who_hears_whom_is_what_infos_say_among_those_who_are_there(env):
     rule = np.ones((3, 3), bool) if env is team_envs.Visitors else np.eye(3, dtype=bool) | np.eye(3, k=-1, dtype=bool)
     absent = 0
     for _ in range(30):
-        there = world.there.reshape(3, 3).copy()
+        there = world.present.reshape(3, 3).copy()
         expected = rule & there[:, None, :] & there[:, :, None]
         np.testing.assert_array_equal(get_comm_mask(world).reshape(3, 3, 3), expected)
         world.step(np.zeros(9, np.int64), segment, 0)
@@ -280,7 +280,7 @@ def test_numbered_states_of_several_agents_have_masks():
     assert world.masks.all()
     for t in range(3):
         world.step(np.zeros(3, np.int64), segment, t)
-        for row in np.flatnonzero(world.there):
+        for row in np.flatnonzero(world.present):
             assert segment["obs"][t + 1, row] == 3 * (t + 1) + row
             np.testing.assert_array_equal(world.masks[row], [True, (t + 1) % 2 == 0, True, False])
 

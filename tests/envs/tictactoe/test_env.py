@@ -9,9 +9,9 @@ from gymnasium.utils.env_checker import check_env
 
 from steppe.core.config.run import EnvConfig
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import exact_return, greedy_moves, moves_to_mask, player_moves, worst_return
 from steppe.envs import make_segment_env
 from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
+from steppe.envs.tictactoe.rules import exact_return, greedy_moves, moves_to_mask, player_moves, worst_return
 from steppe.testing.env import WorldConformance
 
 pytestmark = pytest.mark.unit

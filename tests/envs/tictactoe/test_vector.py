@@ -6,10 +6,11 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import exact_return
-from steppe.core.play import popcount, random_below, random_move, splitmix64
+from steppe.core.system.random_words import popcount, random_below, splitmix64
 from steppe.envs.registry import register_builtins
 from steppe.envs.tictactoe.env import TicTacToeEnv, tictactoe
+from steppe.envs.tictactoe.kernels import random_move
+from steppe.envs.tictactoe.rules import exact_return
 from steppe.envs.tictactoe.vector import TicTacToeVectorEnv
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,4 @@
-"""The network service with real clients: TLS, tokens, limits, lost answers, dead workers, a server killed and restarted."""
+"""The network service with real clients: TLS, tokens, limits, lost replies, dead workers, a server killed and restarted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,11 +19,12 @@ from hypothesis import strategies as st
 
 from steppe import FederatedParameterServer, ParameterClient, ParameterServer
 from steppe.core.contracts.errors import ConfigError, DamagedFile, Unreachable, UsageError
-from steppe.core.io.codec import pack, unpack
 from steppe.params.optimizers import Optimizer
 from steppe.params.privacy import PrivacyPlan
 from steppe.params.rounds import Receipt, Rounds
-from steppe.params.rpc import calls, grpc_server, protocol
+from steppe.params.rpc import grpc_server, protocol
+from steppe.params.rpc import parameter_server_pb2 as pb
+from steppe.params.rpc.messages import CHUNK, encode, handle_call, method_path, read_pull
 from steppe.params.rpc.protocol import Tls
 
 pytestmark = pytest.mark.integration
@@ -112,7 +112,7 @@ def test_a_pull_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert server.version == server.round_number == 1
 
 
-def test_workers_count_together_over_the_network() -> None:
+def test_numbers_are_summed_over_workers_over_the_network() -> None:
     with (
         serving(rounds=Rounds(synchronous=True), update_frequency=2) as (_, url),
         ParameterClient(url) as one,
@@ -120,15 +120,15 @@ def test_workers_count_together_over_the_network() -> None:
     ):
         one.register_worker("a")
         two.register_worker("b")
-        assert one.about("a")["tallies"]
-        assert one.tally("a", 0, [3, 0.25]) == (0, None)
-        assert two.tally("b", 0, [1, 1e-9]) == (0, [4.0, 0.25 + 1e-9])
-        assert one.tally("a", 0, [3, 0.25]) == (0, [4.0, 0.25 + 1e-9])
+        assert one.about("a")["supports_sums"]
+        assert one.sum_over_workers("a", 0, [3, 0.25]) == (0, None)
+        assert two.sum_over_workers("b", 0, [1, 1e-9]) == (0, [4.0, 0.25 + 1e-9])
+        assert one.sum_over_workers("a", 0, [3, 0.25]) == (0, [4.0, 0.25 + 1e-9])
         with pytest.raises(UsageError, match="finite numbers"):
-            one.tally("a", 0, [float("nan")])
+            one.sum_over_workers("a", 0, [float("nan")])
 
 
-def test_the_token_is_left_for_the_same_user_and_no_one_else(tmp_path: Path) -> None:
+def test_the_token_file_is_readable_by_the_same_user_only(tmp_path: Path) -> None:
     with serving() as (_, url):
         path = protocol.token_file(int(url.rpartition(":")[2]))
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -146,7 +146,7 @@ def test_a_bad_token_is_refused_and_counted() -> None:
         assert server.get_server_stats()["refused_calls"] == {"bad_token": 2}
 
 
-def test_a_workers_token_speaks_for_no_other() -> None:
+def test_a_workers_token_is_refused_for_other_workers() -> None:
     tokens = {"a": "the token of worker a", "b": "the token of worker b"}
     with serving(token=tokens) as (server, url), ParameterClient(url, token=tokens["a"]) as client:
         assert client.register_worker("a")
@@ -155,7 +155,7 @@ def test_a_workers_token_speaks_for_no_other() -> None:
         assert server.get_server_stats()["refused_calls"] == {"not_yours": 1}
 
 
-def test_a_private_server_serves_only_clients_it_can_tell_apart(tmp_path: Path) -> None:
+def test_a_private_server_requires_one_token_per_client(tmp_path: Path) -> None:
     plan = PrivacyPlan(tmp_path / "ledger.json", epsilon=100.0, expected_clients=2)
     server = FederatedParameterServer({"w": np.zeros(4)}, differential_privacy=True, privacy=plan)
     tokens = {"a": "the token of worker a", "b": "the token of worker b"}
@@ -173,13 +173,13 @@ def test_a_private_server_serves_only_clients_it_can_tell_apart(tmp_path: Path) 
     server.close()
 
 
-def test_tls(tls: Tls, stranger: Tls) -> None:
+def test_tls(tls: Tls, other_tls: Tls) -> None:
     with serving(tls=tls) as (_, url):
         with ParameterClient(url, ca=tls.certificate) as client:
             assert client.register_worker("a")
             assert client.push_gradients("a", ones())
         with (
-            ParameterClient(url, ca=stranger.certificate, retry_s=0.0) as client,
+            ParameterClient(url, ca=other_tls.certificate, retry_s=0.0) as client,
             pytest.raises(Unreachable),
         ):
             client.register_worker("b")
@@ -216,25 +216,22 @@ def test_wrong_addresses(url: str) -> None:
         ParameterClient(url)
 
 
-def test_garbage_and_too_much_are_refused_and_the_server_goes_on() -> None:
+def test_malformed_and_oversized_messages_are_refused_and_the_server_continues() -> None:
     with serving(token=TOKEN) as (server, url):
         channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
         metadata = [("authorization", f"Bearer {TOKEN}")]
-        trees = ([1], {"worker": 3}, {"worker": "a", "path": "/etc/passwd"})
-        for data in (b"", b"garbage", *(pack(tree, sealed=False) for tree in trees), pack({"worker": "a"})):
+        for data in (b"garbage", b"\x0a\x05abc", b"\x0a\x02\xff\xff"):  # cut off, and a name that is not UTF-8
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(protocol.method_path("Register"))(data, metadata=metadata, timeout=120)
+                channel.unary_unary(method_path("Register"))(data, metadata=metadata, timeout=120)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(protocol.method_path("Push"))(
-                bytes(protocol.SLACK + 100), metadata=metadata, timeout=120
-            )
+            channel.unary_unary(method_path("Push"))(bytes(protocol.SLACK + 100), metadata=metadata, timeout=120)
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(protocol.method_path("Shutdown"))(b"", metadata=metadata, timeout=120)
+            channel.unary_unary(method_path("Shutdown"))(b"", metadata=metadata, timeout=120)
         assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
         channel.close()
-        assert server.get_server_stats()["refused_calls"] == {"garbage": 6}
+        assert server.get_server_stats()["refused_calls"] == {"garbage": 3}
         with ParameterClient(url, token=TOKEN) as client:
             assert client.register_worker("a")
             assert client.push_gradients("a", ones(400_000)).reason == "wrong_shape"
@@ -246,7 +243,7 @@ BIG = 400_000  # numbers: more than one part
 
 
 @pytest.mark.parametrize("pushes", [1, 2])
-def test_a_long_row_comes_in_parts(pushes: int) -> None:
+def test_a_long_row_is_streamed(pushes: int) -> None:
     stream = np.random.default_rng(0)
     updates = [{"w": stream.standard_normal(BIG).astype(np.float32)} for _ in range(4)]
     with serving(size=BIG, update_frequency=pushes) as (server, url), ParameterClient(url) as client:
@@ -259,28 +256,61 @@ def test_a_long_row_comes_in_parts(pushes: int) -> None:
         assert server.version == 4 // pushes
 
 
-def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    header = pack({**push_of(row=None, version=None)}, sealed=False)
-    whole = bytes(4 * BIG)
+def test_large_parameters_are_streamed() -> None:
+    """Also to a reader that is not registered, and only if there is something newer."""
+    with serving(size=BIG) as (server, url), ParameterClient(url) as client:
+        client.register_worker("a")
+        for version in range(3):
+            assert client.pull("a").sha256() == client.newer_than("policy", -1).sha256() == server.weights().sha256()
+            assert client.pull_newer("a", version) is None
+            assert client.push_gradients("a", ones(BIG))
+        assert client.about("a")["round_number"] == server.round_number == 3
+
+
+def test_pulled_parts_that_do_not_fit_are_damaged() -> None:
+    layout = {"parameters": [{"name": "w", "shape": [4], "dtype": "float32", "offset": 0}]}
+    first, part = pb.PullReply(newer=True, layout=layout), encode(pb.PullReply(), bytes(8))
+    weights, _ = read_pull(iter([encode(first), part, part]))
+    assert weights.arrays()["w"].tolist() == [0.0] * 4
+    for parts in ([encode(first), part], [encode(first), part, part, part], [encode(first, bytes(20))], [b"\xff"]):
+        with pytest.raises(DamagedFile):
+            read_pull(iter(parts))
+    for wrong in (
+        {"dtype": "object"},
+        {"offset": 6},
+        {"offset": 0},
+        {"shape": [2**40, 2**40]},
+        {"shape": []},
+        {"name": "v"},
+    ):
+        entry = {"name": "w", "shape": [4], "dtype": "float32", "offset": 4, **wrong}
+        reply = pb.PullReply(newer=True, layout={"parameters": [{"name": "v", "dtype": "float32"}, entry]})
+        with pytest.raises(DamagedFile):
+            read_pull(iter([encode(reply, bytes(20))]))
+
+
+def test_malformed_streams_are_refused_and_the_server_continues() -> None:
+    header = encode(push_of(version=None))
+    whole, part = bytes(4 * BIG), encode(pb.PushRequest(), bytes(4 * BIG))
     wrong = [
-        [],
         [b"garbage"],
         [header],
-        [header, whole, b"more"],
-        [header, whole[:-4]],
-        [header, b"abc"],
-        [header, whole * 2],
+        [header, part, b"garbage"],
+        [header, part, encode(pb.PushRequest(), bytes(4))],
+        [header, encode(pb.PushRequest(), whole[:-4])],
+        [header, encode(pb.PushRequest(), b"abc")],
+        [header, encode(pb.PushRequest(), whole * 2)],
     ]
     with serving(size=BIG, token=TOKEN) as (server, url):
         channel = grpc.insecure_channel(url.removeprefix("grpc://"), [("grpc.max_send_message_length", -1)])
-        push = channel.stream_unary(protocol.method_path("PushRow"))
+        push = channel.stream_unary(method_path("PushStream"))
         metadata = [("authorization", f"Bearer {TOKEN}")]
         for parts in wrong:
             with pytest.raises(grpc.RpcError) as caught:
                 push(iter(parts), metadata=metadata, timeout=120)
             assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
         with pytest.raises(grpc.RpcError) as caught:
-            push(iter([header, whole]), timeout=120)
+            push(iter([header, part]), timeout=120)
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         channel.close()
         assert server.version == 0
@@ -289,16 +319,16 @@ def test_parts_that_are_no_row_are_refused_and_the_server_goes_on(monkeypatch: p
             assert client.push_gradients("a", ones(BIG))
 
 
-def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, losses = grpc_server.GrpcServer.answer, iter([True, True, False])
+def test_a_push_whose_reply_is_lost_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, losses = grpc_server.GrpcServer.handle, iter([True, True, False])
 
-    def losing(self, method, data, context, rest=None) -> bytes:
-        answer = real(self, method, data, context, rest)
+    def losing(self, method, data, context) -> bytes:
+        reply = original(self, method, data, context)
         if method == "Push" and next(losses):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
-        return answer
+        return reply
 
-    monkeypatch.setattr(grpc_server.GrpcServer, "answer", losing)
+    monkeypatch.setattr(grpc_server.GrpcServer, "handle", losing)
     with serving() as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         assert client.push_gradients("a", ones())
@@ -306,7 +336,7 @@ def test_an_answer_that_is_lost_makes_no_second_push(monkeypatch: pytest.MonkeyP
         assert server.get_server_stats()["refused_pushes"] == {"pushed_twice": 2}
 
 
-def test_too_much_at_once_is_asked_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_retry_when_the_server_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server, "THREADS", 1)
     monkeypatch.setattr(grpc_server, "WAITING_BYTES", 1)  # one call at a time
     with serving() as (server, url):
@@ -402,7 +432,7 @@ def test_a_server_killed_and_restarted_applies_every_push_once(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
-def test_a_push_whose_answer_died_with_the_server_counts_once(tmp_path: Path, dies: str) -> None:
+def test_a_push_whose_reply_is_lost_with_the_server_counts_once(tmp_path: Path, dies: str) -> None:
     """Killed when the third push is applied, and before or after it is in the checkpoint: the client sends it again."""
     path = tmp_path / "server.ckpt"
     process, port = launch(path, 0, dies)
@@ -433,7 +463,7 @@ sys.stdin.read()
 """
 
 
-def test_a_worker_that_dies_in_a_round_does_not_hold_it_up() -> None:
+def test_a_round_does_not_wait_for_a_killed_worker() -> None:
     rounds = Rounds(synchronous=True, quorum=1, deadline_s=0.5)
     with (
         serving(rounds=rounds, update_frequency=9, token=TOKEN) as (server, url),
@@ -453,7 +483,7 @@ def test_a_worker_that_dies_in_a_round_does_not_hold_it_up() -> None:
         assert server.get_server_stats()["abandoned_rounds"] == 0
 
 
-def test_nobody_there() -> None:
+def test_no_server_is_unreachable() -> None:
     with serving() as (_, url):
         pass
     with ParameterClient(url, token=TOKEN, retry_s=0.0) as client:
@@ -462,81 +492,98 @@ def test_nobody_there() -> None:
             client.register_worker("a")
 
 
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-arrays = st.sampled_from(
-    [np.zeros(4, np.float32), np.zeros(4), np.full(4, np.inf), np.zeros((2, 2), np.float32), np.zeros(4, np.complex64)]
-)
+def push_of(**changes: object) -> pb.PushRequest:
+    return pb.PushRequest(**{"worker": "a", "weight": 1.0, "version": 3, **changes})
 
 
-def push_of(**changes: object) -> dict[str, object]:
-    return {"worker": "a", "row": ones()["w"], "refusal": None, "weight": 1.0, "number": None, "version": 3, **changes}
+def handle(server: ParameterServer, data: bytes) -> Receipt | None:
+    """The receipt of a push, or None for a push that is refused with an error."""
+    kind, reply = handle_call(server, "Push", data)
+    if kind != "ok":
+        assert reply
+        return None
+    found = pb.PushReply.FromString(reply)
+    return Receipt(found.accepted, found.round_number, found.version, found.reason, found.message)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))
-def test_bytes_that_were_changed_are_damaged_and_nothing_else(data: bytes, place: int, value: int) -> None:
-    """All but those of the numbers, which are four floats behind everything else."""
-    whole = pack(push_of(), sealed=False)
-    place %= len(whole) - 16
+def test_bytes_that_were_changed_are_another_message_or_none(data: bytes, index: int, value: int) -> None:
+    """Whatever comes, the reply is a receipt or an error in words, and the parameters stay finite."""
+    server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
+    server.register_worker("a")
+    whole = encode(push_of(version=0), ones()["w"].tobytes())
+    index %= len(whole)
     changed = bytearray(whole)
-    changed[place] ^= value or 1
-    padding = place >= len(whole) - 16 - 64 and not any(whole[place : len(whole) - 16])
-    for wrong in (data, whole[:place], whole + data + b"!", *([] if padding else [bytes(changed)])):
-        with pytest.raises(DamagedFile):
-            protocol.read_request(wrong, calls.REQUESTS["Push"])
+    changed[index] ^= value or 1
+    for wrong in (data, whole[:index], whole + data, bytes(changed)):
+        handle(server, wrong)
+        assert np.isfinite(server.weights().arrays()["w"]).all()
 
 
-@pytest.mark.parametrize("method", calls.REQUESTS)
-def test_a_request_has_its_fields_and_no_others(method: str) -> None:
-    fields = calls.REQUESTS[method]
-    plain_values = {str: "a", int: 1, float: 1.0, list: [], dict: {}, np.ndarray: np.zeros(4, np.float32)}
-    whole = {name: plain_values.get(kinds[0]) for name, kinds in fields.items()}
-    assert set(protocol.read_request(pack(whole, sealed=False), fields)) == set(fields)
-    fewer = [{name: value for name, value in whole.items() if name != gone} for gone in whole]
-    for wrong in (*fewer, {**whole, "more": 1}, [whole]):
-        with pytest.raises(DamagedFile):
-            protocol.read_request(pack(wrong, sealed=False), fields)
+texts = st.sampled_from(["a", "b", ""]) | st.text(max_size=5)
+int64s = st.sampled_from([-1, 0, 1, 2**62, 2**63 - 1, -(2**63)]) | st.integers(-5, 5)
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    request_=st.fixed_dictionaries(
-        {
-            "worker": st.sampled_from(["a", "b"]) | plain,
-            "row": st.none() | arrays | plain,
-            "refusal": st.none() | st.lists(st.sampled_from(["not_finite", "wrong_shape"]) | plain, max_size=3) | plain,
-            "weight": st.floats() | plain,
-            "number": st.none() | st.integers() | plain,
-            "version": st.none() | st.integers() | plain,
-        }
+    fields=st.fixed_dictionaries(
+        {"worker": texts},
+        optional={
+            "weight": st.floats(),
+            "number": int64s,
+            "version": int64s,
+            "refusal": st.fixed_dictionaries({"reason": st.sampled_from(["not_finite", "", "x"]), "message": texts}),
+            "values": st.sampled_from([b"", b"abc", bytes(16), bytes(20), np.full(4, np.inf, np.float32).tobytes()]),
+        },
     )
 )
-def test_well_formed_nonsense_is_refused_in_words(request_: dict) -> None:
+def test_contradictory_messages_are_refused_with_a_reason(fields: dict) -> None:
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
-    try:
-        request = protocol.read_request(pack(request_, sealed=False), calls.REQUESTS["Push"])
-        answer = calls.HANDLERS["Push"](server, request)
-    except (DamagedFile, UsageError):
-        return
-    assert answer
+    receipt = handle(server, encode(pb.PushRequest(**fields)))
+    assert receipt is None or receipt.accepted or receipt.reason
     assert np.isfinite(server.weights().arrays()["w"]).all()
+    assert handle_call(server, "GetStats", b"")[0] == "ok", "no counter is too large to be sent"
 
 
 @pytest.mark.parametrize(
-    ("changes", "accepted"),
-    [({"version": None}, True), ({"version": None, "row": None, "refusal": ["not_finite", "words"]}, False)],
+    ("fields", "accepted"),
+    [
+        ({"version": 0, "values": bytes(16)}, True),
+        ({"version": 0, "refusal": {"reason": "not_finite", "message": "words"}}, False),
+    ],
 )
-def test_fuzzed_pushes_can_be_good(changes: dict[str, object], accepted: bool) -> None:
+def test_fuzzed_pushes_can_be_good(fields: dict, accepted: bool) -> None:
     """The two tests above would pass if nothing were ever answered."""
     server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
     server.register_worker("a")
-    data = pack(push_of(**changes), sealed=False)
-    answer = calls.HANDLERS["Push"](server, protocol.read_request(data, calls.REQUESTS["Push"]))
-    assert msgspec.convert(unpack(answer, sealed=False), Receipt).accepted is accepted
+    receipt = handle(server, encode(push_of(**fields)))
+    assert receipt is not None
+    assert receipt.accepted is accepted
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "either numbers or"),
+        ({"values": bytes(16), "refusal": {"reason": "not_finite"}}, "either numbers or"),
+        ({"values": bytes(15)}, "whole float32 numbers"),
+        ({"values": bytes(16), "number": -1}, "at least 0"),
+        ({"values": bytes(16), "version": 2**62}, "at least 0"),
+        ({"refusal": {"reason": "pushed_twice"}}, "is one of wrong_shape"),
+    ],
+)
+def test_a_push_that_contradicts_itself_is_damaged(fields: dict, words: str) -> None:
+    server = ParameterServer({"w": np.zeros(4, np.float32)}, update_frequency=1)
+    server.register_worker("a")
+    kind, message = handle_call(server, "Push", encode(pb.PushRequest(worker="a", **fields)))
+    assert kind == "error"
+    assert words in message
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 1 << 14, CHUNK])
+def test_appended_values_are_what_protobuf_reads(size: int) -> None:
+    values = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    request = push_of(number=7)
+    assert pb.PushRequest.FromString(encode(request, values)) == push_of(number=7, values=values)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -35,10 +36,10 @@ def step_of(value: float = 1.0) -> dict[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def sharing(room: Path | None = None, **given) -> Iterator[tuple[ParameterServer, str]]:
+def sharing(directory: Path | None = None, **given) -> Iterator[tuple[ParameterServer, str]]:
     settings = {"update_frequency": 1, "optimizer": Optimizer("sgd", 1.0), **given}
     server = ParameterServer(params(), **settings)
-    url = server.share(room)
+    url = server.share(directory)
     try:
         yield server, url
     finally:
@@ -115,14 +116,18 @@ def test_staleness_is_counted_by_what_each_client_pulled() -> None:
         assert server.get_server_stats()["staleness"] == {0: 3, 2: 1}
 
 
-def test_workers_count_together() -> None:
+def test_numbers_are_summed_over_workers() -> None:
     rounds = Rounds(synchronous=True)
     with sharing(rounds=rounds, update_frequency=2) as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
-        assert client.about("a")["tallies"]
+        assert client.about("a")["supports_sums"]
         server.register_worker("b")
-        assert client.tally("a", 0, [3, 0.25]) == (0, None)
-        assert server.tally("b", 0, [1.0, 0.5]) == client.tally("a", 0, [3, 0.25]) == (0, [4.0, 0.75])
+        assert client.sum_over_workers("a", 0, [3, 0.25]) == (0, None)
+        assert (
+            server.sum_over_workers("b", 0, [1.0, 0.5])
+            == client.sum_over_workers("a", 0, [3, 0.25])
+            == (0, [4.0, 0.75])
+        )
 
 
 def test_by_steps_nothing_happens_until_it_is_called() -> None:
@@ -153,37 +158,65 @@ def test_what_cannot_be_shared_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has to know who pushes"):
         private.share()
     private.close()
-    with sharing(tmp_path / "room") as (_, url), pytest.raises(Conflict, match="another parameter server"):
-        ParameterServer(params()).share(tmp_path / "room")
+    with sharing(tmp_path / "shared") as (_, url), pytest.raises(Conflict, match="another parameter server"):
+        ParameterServer(params()).share(tmp_path / "shared")
     with pytest.raises(ConfigError, match="token and ca are for"):
         ParameterClient(url, token="x")
     with ParameterClient(url, retry_s=0.0) as client:
         assert not client.is_serving()
         with pytest.raises(Unreachable, match="is it running"):
             client.register_worker("a")
-    assert list((tmp_path / "room").iterdir()) == [tmp_path / "room" / "owner"]
+    assert list((tmp_path / "shared").iterdir()) == [tmp_path / "shared" / "owner"]
 
 
-def test_garbage_in_a_seat_and_in_the_bell_is_passed_over(tmp_path: Path) -> None:
-    with sharing(tmp_path / "room") as (server, url), ParameterClient(url) as client:
+def test_malformed_slots_and_wakeups_are_ignored(tmp_path: Path) -> None:
+    with sharing(tmp_path / "shared") as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
-        (path,) = (tmp_path / "room").glob("seat-*")
+        (path,) = (tmp_path / "shared").glob("seat-*")
         number = int(path.name.removeprefix("seat-"), 16)
-        bell = Wakeup(tmp_path / "room" / "bell")
-        (tmp_path / "room" / shm_server.slot_name(7)).write_bytes(b"short")
-        bell.ring((7).to_bytes(8, "little"))
-        bell.ring((9).to_bytes(8, "little"))
-        seat = RequestSlot(path, server.num_parameters)
+        wakeup = Wakeup(tmp_path / "shared" / "bell")
+        (tmp_path / "shared" / shm_server.slot_name(7)).write_bytes(b"short")
+        wakeup.ring((7).to_bytes(8, "little"))
+        wakeup.ring((9).to_bytes(8, "little"))
+        slot = RequestSlot(path, server.num_parameters)
         for data in (b"", b"\xc1garbage", b"\x92\xa4Push\x01", b"\x91\xa8Shutdown"):
-            seat.put(data, shm_server.REQUESTED)
-            bell.ring(number.to_bytes(8, "little"))
-            wait_until(lambda: seat.words[shm_server.STATE] == shm_server.REPLIED)
-        bell.ring(number.to_bytes(8, "little"))  # nobody asked
+            slot.put(data, shm_server.REQUESTED)
+            wakeup.ring(number.to_bytes(8, "little"))
+            wait_until(lambda: slot.words[shm_server.STATE] == shm_server.REPLIED)
+        wakeup.ring(number.to_bytes(8, "little"))  # without a request
         assert client.push_gradients("a", step_of())
-        bell.close()
+        wakeup.close()
 
 
-def test_a_long_answer_has_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_and_replies_are_those_of_the_first_version(tmp_path: Path) -> None:
+    """Shared memory kept its names when those in the code changed: requests as Steppe 0.1.0 wrote them."""
+    rounds = Rounds(synchronous=True)
+    with (
+        sharing(tmp_path / "shared", rounds=rounds, update_frequency=2) as (server, url),
+        ParameterClient(url) as client,
+    ):
+        client.register_worker("a")
+        (path,) = (tmp_path / "shared").glob("seat-*")
+        slot = RequestSlot(path, server.num_parameters)
+        wakeup = Wakeup(tmp_path / "shared" / "bell")
+
+        def request(*words: object) -> object:
+            slot.put(msgspec.msgpack.encode(words), shm_server.REQUESTED)
+            wakeup.ring(int(path.name.removeprefix("seat-"), 16).to_bytes(8, "little"))
+            wait_until(lambda: slot.words[shm_server.STATE] == shm_server.REPLIED)
+            return msgspec.msgpack.decode(slot.get())
+
+        kind, reply = request("Register", "b", 1.0, None, None, None, {}, [])
+        assert kind == "ok"
+        assert (reply["tallies"], reply["weighs"], reply["last"]) == (True, False, -1)
+        assert request("Tally", "a", 1.0, 0, None, None, {}, [1.5])[1] == {"round_number": 0, "total": None}
+        assert request("Tally", "b", 1.0, 0, None, None, {}, [2.0])[1] == {"round_number": 0, "total": [3.5]}
+        assert request("Stats")[1]["num_workers"] == 2
+        assert request("Unregister", "b")[1] == {"was": True}
+        wakeup.close()
+
+
+def test_a_long_reply_is_written_to_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with sharing() as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         for number in range(1500):
@@ -192,7 +225,7 @@ def test_a_long_answer_has_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_never_sees_half_a_version() -> None:
-    """Every parameter is minus the version; readers copy while the server goes on."""
+    """Every parameter is minus the version; readers copy while the server continues."""
     size = 100_000
     server = ParameterServer({"w": np.zeros(size, np.float32)}, update_frequency=1, optimizer=Optimizer("sgd", 1.0))
     url, torn, ending = server.share(), [], threading.Event()
@@ -222,9 +255,9 @@ def test_a_reader_never_sees_half_a_version() -> None:
 
 
 def test_a_copy_is_made_again_when_two_versions_came_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sharing(tmp_path / "room") as (server, _):
+    with sharing(tmp_path / "shared") as (server, _):
         server.register_worker("a")
-        memory = SharedParameters(tmp_path / "room" / "parameters")
+        memory = SharedParameters(tmp_path / "shared" / "parameters")
         real, pushes = memory.space.weights, iter([2, 1])
 
         def meanwhile(*given: object) -> object:
@@ -269,7 +302,7 @@ def test_processes_push_together() -> None:
 def test_a_worker_that_is_killed_leaves_the_others_working(tmp_path: Path) -> None:
     rounds = Rounds(synchronous=True, quorum=1, deadline_s=0.3)
     with (
-        sharing(tmp_path / "room", rounds=rounds, update_frequency=9) as (server, url),
+        sharing(tmp_path / "shared", rounds=rounds, update_frequency=9) as (server, url),
         ParameterClient(url) as client,
     ):
         client.register_worker("a")
@@ -281,9 +314,9 @@ def test_a_worker_that_is_killed_leaves_the_others_working(tmp_path: Path) -> No
         while not client.push_gradients("a", step_of()):
             client.pull("a")  # the round may end under it
         assert client.wait_newer("a", version, 60.0).version > version
-        with ParameterClient(url) as another:  # whose seat makes the server look for empty ones
+        with ParameterClient(url) as another:  # whose slot makes the server look for empty ones
             another.register_worker("b")
-            assert len(list((tmp_path / "room").glob("seat-*"))) == 2
+            assert len(list((tmp_path / "shared").glob("seat-*"))) == 2
         assert server.get_server_stats()["abandoned_rounds"] == 0
 
 
@@ -293,20 +326,20 @@ from pathlib import Path
 import numpy as np
 from steppe import ParameterServer
 from steppe.params.optimizers import Optimizer
-path, room = Path(sys.argv[1]), sys.argv[2]
+path, directory = Path(sys.argv[1]), sys.argv[2]
 params = {"w": np.zeros(4, np.float32), "b": np.zeros((2, 3)), "n": np.array([3])}
 server = ParameterServer(params, update_frequency=1, save_frequency=1, checkpoint_path=path, optimizer=Optimizer("sgd", 1.0))
 if path.exists():
     server.load_checkpoint(path)
-print(server.share(room), flush=True)
+print(server.share(directory), flush=True)
 sys.stdin.read()
 server.close()
 """
 
 
 def test_a_server_killed_and_restarted_applies_every_push_once(tmp_path: Path) -> None:
-    path, room = tmp_path / "server.ckpt", tmp_path / "room"
-    process = start(SERVER, path, room)
+    path, directory = tmp_path / "server.ckpt", tmp_path / "shared"
+    process = start(SERVER, path, directory)
     url = process.stdout.readline().strip()
     client = ParameterClient(url, retry_s=120.0)
     client.register_worker("a")
@@ -325,7 +358,7 @@ def test_a_server_killed_and_restarted_applies_every_push_once(tmp_path: Path) -
         mark.wait(120.0)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        process = start(SERVER, path, room)
+        process = start(SERVER, path, directory)
         assert process.stdout.readline().strip() == url
     pusher.join()
     assert not failures
@@ -334,7 +367,7 @@ def test_a_server_killed_and_restarted_applies_every_push_once(tmp_path: Path) -
     process.communicate("")
 
 
-def test_a_checkpoint_that_is_loaded_while_clients_are_there(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_while_clients_are_connected(tmp_path: Path) -> None:
     with sharing(checkpoint_path=tmp_path / "server.ckpt") as (server, url), ParameterClient(url) as client:
         client.register_worker("a")
         client.push_gradients("a", step_of())

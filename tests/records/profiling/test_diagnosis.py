@@ -51,7 +51,7 @@ CASES = [
         "a faster environment or more cores, as the run already uses all 2 of them",
     ),
     ("policy", replace(SYNC, waits=0.7, env=0.2, policy=0.6), "choosing actions takes 60 % of the actors' time: more envi"),
-    ("handing_over", replace(SYNC, waits=0.7, env=0.1, policy=0.1, handing=0.3), "handing segments over takes 30 %"),
+    ("handing_over", replace(SYNC, waits=0.7, env=0.1, policy=0.1, sending=0.3), "sending segments takes 30 %"),
     ("sampling", replace(ASYNC, waits=0.1, blocked=0.5, sample=0.6, learn=0.3), "spends 60 % of its time on gathering"),
     ("publishing", replace(ASYNC, waits=0.1, blocked=0.5, publish=0.6, learn=0.3), "publishing weights takes 60 %"),
     (
@@ -64,7 +64,7 @@ CASES = [
     ("learner", replace(SYNC, **SATED), "fewer epochs, a larger minibatch_size, or a smaller network"),
     ("learner", replace(SINGLE, waits=0.2, learn=0.79), "the learner learns 79 % of its time, and acting waits for it"),
     ("turns", replace(SYNC, waits=0.55, learn=0.4), "acting takes 55 % of a round and learning 45 %: flow.ahead=1 or --mode async"),
-    ("turns", replace(SINGLE, waits=0.5, learn=0.4), "--mode sync or async in processes, where both go on at once"),
+    ("turns", replace(SINGLE, waits=0.5, learn=0.4), "--mode sync or async in processes, where both run at once"),
     ("balanced", replace(SYNC, ahead=True, waits=0.1, learn=0.85, blocked=0.2), "nothing stands out"),
     ("learner", replace(SYNC, ahead=True, **SATED), "the actors are blocked 80 %"),
     ("environment", replace(SYNC, ahead=True, waits=0.4, env=0.8), "the learner waits 40 % for experience"),
@@ -160,7 +160,7 @@ def test_shares_of_a_run_in_processes(run):
     post_event(directory, "checkpoint", "learner", write_s=0.1)
     found = measured(directory)
     assert (found.seconds, found.cores, found.actors, found.mode, found.inline) == (10.0, 4, 2, "async", False)
-    assert (found.env, found.policy, found.blocked, found.handing) == pytest.approx((0.7, 0.15, 0.1, 0.05))
+    assert (found.env, found.policy, found.blocked, found.sending) == pytest.approx((0.7, 0.15, 0.1, 0.05))
     assert (found.waits, found.sample, found.learn, found.publish) == pytest.approx((0.6, 0.1, 0.2, 0.05))
     assert (found.checkpoints, found.evaluation, found.dropped) == pytest.approx((0.04, 0.25, 0.25))
     assert found.busy == pytest.approx(0.9 + 0.9 + 0.4 + 0.25)

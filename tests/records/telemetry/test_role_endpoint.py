@@ -56,7 +56,7 @@ def test_health_and_readiness_are_those_of_the_role(shown, monkeypatch):
 
 def test_what_it_reports_is_shown_and_passed_on(shown):
     kept = Kept()
-    board = shown.over(kept)
+    board = shown.observe(kept)
     report = ActorReport(run="demo", actor=2, epoch=0, version=4, sequence=1, env_steps=77)
     assert board.post(ACTORS, report.record()) == 1
     assert kept.posted == [(ACTORS, report.record())]
@@ -69,7 +69,7 @@ def test_what_it_reports_is_shown_and_passed_on(shown):
 
 
 def test_events_are_lines_with_run_role_and_version(shown):
-    board = shown.over(Kept())
+    board = shown.observe(Kept())
     board.post(EVENTS, EventReport(run="demo", kind="checkpoint", details={"number": 3}).record())
     board.post(EVENTS, EventReport(run="demo", kind="span", details={}).record())
     [line] = [json.loads(line) for line in shown.printed.getvalue().splitlines()]
@@ -87,7 +87,7 @@ def test_without_prometheus_client_the_sentence_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "steppe.records.telemetry.prometheus", raising=False)
     endpoint = RoleEndpoint("demo", "actor", lines=io.StringIO())
-    endpoint.tell("ends")  # JSON lines need no extra
+    endpoint.log_event("ends")  # JSON lines need no extra
     with pytest.raises(
         MissingExtra, match=r"--metrics-port needs an optional dependency: pip install 'steppe\[kafka\]'"
     ):

@@ -34,9 +34,13 @@ def agent_of(config, seed=0):
 
 def store_of(config, **more):
     agent = agent_of(config)
-    together = None if config.params.in_rounds else config.params.update_every or 1
+    pushes_per_update = None if config.params.in_rounds else config.params.update_every or 1
     return GradientMemory(
-        agent, make_server(config, agent), config.actors, together=together, **{"use_agent_learning_rate": True, **more}
+        agent,
+        make_server(config, agent),
+        config.actors,
+        pushes_per_update=pushes_per_update,
+        **{"use_agent_learning_rate": True, **more},
     )
 
 

@@ -40,7 +40,9 @@ class House:
         agent = self.agent()
         self.channel = LocalChannel(PushSpec.of(-(-agent.weights().layout.nbytes // 4)), actors)
         in_rounds = self.config.params.in_rounds
-        store = GradientMemory(agent, make_server(self.config, agent), actors, together=None if in_rounds else 1)
+        store = GradientMemory(
+            agent, make_server(self.config, agent), actors, pushes_per_update=None if in_rounds else 1
+        )
         clock = RunClock()
         intake = (
             RoundBatchPolicy(self.channel, actors)
@@ -100,18 +102,18 @@ def test_counts_add_up_and_every_push_is_accounted_for(algo):
 
 
 def test_workers_wait_for_each_other_only_in_rounds():
-    together, free = House(algo="a2c", segment_steps=8), House(algo="a3c", segment_steps=8)
-    for house in (together, free):
+    pushes_per_update, free = House(algo="a2c", segment_steps=8), House(algo="a3c", segment_steps=8)
+    for house in (pushes_per_update, free):
         house.learner.step()
         for _ in range(6):
             house.workers[0].step()
             house.learner.step()
-    assert (together.workers[0].sequence, together.learner.updates) == (1, 0)
+    assert (pushes_per_update.workers[0].sequence, pushes_per_update.learner.updates) == (1, 0)
     assert free.workers[0].sequence >= 5
     assert free.learner.updates >= 5
-    together.workers[1].step()
-    together.learner.step()
-    assert together.learner.updates == 1
+    pushes_per_update.workers[1].step()
+    pushes_per_update.learner.step()
+    assert pushes_per_update.learner.updates == 1
 
 
 def test_a_replay_is_filled_first_and_then_pays_for_pushes():

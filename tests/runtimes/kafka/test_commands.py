@@ -34,7 +34,7 @@ def bad_commands():
         "hidden cannot change": make_command("set", "test", values={"hidden": [3]}),
         "agent.learning_rate": make_command("set", "test", values={"learning_rate": -1.0}),
         "it sets nothing": make_command("set", "test"),
-        "nobody knows this command": make_command("explode", "test"),
+        "this command is unknown": make_command("explode", "test"),
         "it is for the run 'another'": make_command("stop", "test", run="another"),
         "it is for generation 99": make_command("stop", "test", generation=99),
     }
@@ -62,7 +62,7 @@ def test_a_supervised_run(kafka):
             assert taken["version"] >= 0
             assert taken["updates"] > 0
             require_refused(answers())
-            assert "it was carried out before" in [one.get("message") for one in answers()]
+            assert "it was executed before" in [one.get("message") for one in answers()]
             wait_until(lambda: len(rates(taken)) > 2, process)
             assert rates(taken) == pytest.approx([1e-5] * len(rates(taken)))
             require_scaled(board, process)
@@ -83,7 +83,7 @@ def require_scaled(board, process):
         assert [one["obeyed"] for one in replies(asked)] == [True]
     begun = opened().store.newest(ACTORS)
     refused = {
-        "it was carried out before": more,
+        "it was executed before": more,
         "it has expired": {**make_command("scale", "test", actors=2), "expires_s": 1.0},
         "it is for the run 'another'": make_command("scale", "test", actors=2, run="another"),
         "must be from 0 to 3": make_command("scale", "test", actors=4),
@@ -147,8 +147,8 @@ def test_roles_that_nobody_supervises(kafka, torch_host, tmp_path, monkeypatch):
             for role in ("learner", "actor-0"):
                 require_refused(by(role, events()))
                 reasons = [str(one.get("message")) for one in by(role, events())]
-                assert "it was carried out before" in reasons
-                assert any("nobody supervises" in reason for reason in reasons)
+                assert "it was executed before" in reasons
+                assert any("no supervisor" in reason for reason in reasons)
             board.post(COMMANDS, make_command("pause", "test"))
             wait_until(lambda: obeyed("pause", events()) == {"learner", "actor-0"}, learner)
             wait_until(lambda: told(connection, ACTORS)[-1]["state"] == "paused", learner)

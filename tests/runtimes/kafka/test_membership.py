@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
 REPLAN_S = 60.0
 
 
-class Said:
+class PostedCommands:
     """A Board of actors' signs of life, which may be out of reach."""
 
     def __init__(self):
@@ -49,23 +49,23 @@ class Said:
 class Scene:
     """A learner that waits for two actors, and a clock."""
 
-    def __init__(self, intake, replan_s=REPLAN_S):
-        self.now_s, self.asked, self.told, self.board = 0.0, RUN, [], Said()
+    def __init__(self, batch_policy, replan_s=REPLAN_S):
+        self.now_s, self.requested, self.events, self.board = 0.0, RUN, [], PostedCommands()
         learner = Learner.__new__(Learner)
-        learner.version, learner.batch_policy = 7, intake
+        learner.version, learner.batch_policy = 7, batch_policy
         learner.context = SimpleNamespace(
-            run="run", event=lambda kind, **more: self.told.append((kind, more)), requested=lambda: self.asked
+            run="run", event=lambda kind, **more: self.events.append((kind, more)), requested=lambda: self.requested
         )
-        self.inlet = KafkaReader.__new__(KafkaReader)
-        self.inlet.joined, self.placed = deque(), {}
-        self.inlet.place = self.placed.__setitem__
-        self.members = RoundMembership([learner], self.inlet, self.board, replan_s, lambda: self.now_s)
+        self.kafka_reader = KafkaReader.__new__(KafkaReader)
+        self.kafka_reader.joined, self.offsets = deque(), {}
+        self.kafka_reader.set_round_offset = self.offsets.__setitem__
+        self.members = RoundMembership([learner], self.kafka_reader, self.board, replan_s, lambda: self.now_s)
 
-    def look(self, after_s=0.0):
+    def update(self, after_s=0.0):
         self.now_s += after_s
-        self.members.look()
-        told, self.told[:] = list(self.told), []
-        return told
+        self.members.update()
+        events, self.events[:] = list(self.events), []
+        return events
 
 
 @pytest.fixture
@@ -74,91 +74,91 @@ def rounds():
     return channel, RoundBatchPolicy(channel, 2)
 
 
-def test_who_joins_and_who_takes_a_place(rounds):
+def test_joining_and_replacing_actors_are_reported(rounds):
     scene = Scene(rounds[1])
-    scene.inlet.joined.extend([(0, False), (1, False), (1, True)])
-    told = scene.look()
-    assert told == [
+    scene.kafka_reader.joined.extend([(0, False), (1, False), (1, True)])
+    events = scene.update()
+    assert events == [
         ("member", {"actor": 0, "replaced": False, "version": 7}),
         ("member", {"actor": 1, "replaced": False, "version": 7}),
         ("member", {"actor": 1, "replaced": True, "version": 7}),
     ]
-    assert scene.look() == []
+    assert scene.update() == []
 
 
-def test_a_member_that_is_missing_is_told_once(rounds):
-    channel, intake = rounds
-    scene = Scene(intake, replan_s=0.0)
+def test_a_missing_member_is_reported_once(rounds):
+    channel, batch_policy = rounds
+    scene = Scene(batch_policy, replan_s=0.0)
     send(channel, "conformance", 0, 0)
-    assert intake.take(0) == []
-    assert scene.look() == scene.look(WARN_MISSING_S) == []
-    ((kind, details),) = scene.look(1.0)
+    assert batch_policy.take(0) == []
+    assert scene.update() == scene.update(WARN_MISSING_S) == []
+    ((kind, details),) = scene.update(1.0)
     assert kind == "warning"
     assert "actor-1" in details["message"]
     assert "actor-0" not in details["message"]
-    assert scene.look(10 * WARN_MISSING_S) == []
+    assert scene.update(10 * WARN_MISSING_S) == []
     send(channel, "conformance", 1, 0)
-    assert [segment.header.actor for segment in intake.take(0)] == [0, 1]
-    assert scene.look() == []
-    ((_, details),) = scene.look(WARN_MISSING_S + 1.0)
+    assert [segment.header.actor for segment in batch_policy.take(0)] == [0, 1]
+    assert scene.update() == []
+    ((_, details),) = scene.update(WARN_MISSING_S + 1.0)
     assert "actor-0, actor-1" in details["message"]
 
 
 def test_nobody_is_missing_in_a_pause_or_without_rounds(rounds):
-    channel, intake = rounds
-    scene = Scene(intake)
-    scene.asked = PAUSE
-    assert scene.look() == scene.look(2 * WARN_MISSING_S) == []
+    channel, batch_policy = rounds
+    scene = Scene(batch_policy)
+    scene.requested = PAUSE
+    assert scene.update() == scene.update(2 * WARN_MISSING_S) == []
     free = Scene(WindowBatchPolicy(channel, 2, 0.0, 8, lambda: 0.0))
-    assert free.look() == free.look(2 * WARN_MISSING_S) == []
+    assert free.update() == free.update(2 * WARN_MISSING_S) == []
 
 
 def wait(scene, seconds, alive=()):
     """Look as often as somebody listens; returns what was told meanwhile."""
-    told = []
+    events = []
     for _ in range(int(seconds / POLL_INTERVAL_S)):
         for actor in alive:
             scene.board.sign(actor)
-        told += scene.look(POLL_INTERVAL_S)
-    return [(kind, details) for kind, details in told if kind == "plan"]
+        events += scene.update(POLL_INTERVAL_S)
+    return [(kind, details) for kind, details in events if kind == "plan"]
 
 
 def test_the_round_goes_on_without_who_shows_no_life_and_waits_for_it_when_it_is_back(rounds):
-    channel, intake = rounds
-    scene = Scene(intake)
+    channel, batch_policy = rounds
+    scene = Scene(batch_policy)
     send(channel, "conformance", 0, 0)
-    assert intake.take(0) == []
+    assert batch_policy.take(0) == []
     assert wait(scene, REPLAN_S, alive=[0]) == []
     assert scene.board.posted == [(0, [0, 1])]
     ((_, details),) = wait(scene, 4 * POLL_INTERVAL_S, alive=[0])
     assert (details["round"], details["members"]) == (0, [0])
-    assert "round 0 goes on without actor-1, which showed no life for 60 s" in details["message"]
-    assert [segment.header.actor for segment in intake.take(0)] == [0]
-    scene.inlet.joined.append((1, True))
-    (_, (kind, details)) = scene.look()
+    assert "round 0 continues without actor-1, which has not reported for 60 s" in details["message"]
+    assert [segment.header.actor for segment in batch_policy.take(0)] == [0]
+    scene.kafka_reader.joined.append((1, True))
+    (_, (kind, details)) = scene.update()
     assert (kind, details["round"], details["members"]) == ("plan", 1, [0, 1])
     assert "waits for actor-1 again" in details["message"]
-    assert scene.placed == {1: 1}
+    assert scene.offsets == {1: 1}
     assert scene.board.posted == [(0, [0, 1]), (0, [0]), (1, [0, 1])]
 
 
 @pytest.mark.parametrize("why", ["it shows life", "nobody has come", "no broker answers", "it is asked to"])
 def test_the_round_waits(why, rounds):
-    channel, intake = rounds
-    scene = Scene(intake, replan_s=0.0 if why == "it is asked to" else REPLAN_S)
+    channel, batch_policy = rounds
+    scene = Scene(batch_policy, replan_s=0.0 if why == "it is asked to" else REPLAN_S)
     if why != "nobody has come":
         send(channel, "conformance", 0, 0)
-    intake.take(0)
+    batch_policy.take(0)
     scene.board.reachable = why != "no broker answers"
     assert wait(scene, 5 * REPLAN_S, alive=[0, 1] if why == "it shows life" else [0]) == []
-    assert intake.members == {0, 1}
+    assert batch_policy.members == {0, 1}
 
 
-def test_a_goodbye_is_no_sign_of_life(rounds):
-    channel, intake = rounds
-    scene = Scene(intake)
+def test_a_report_of_the_state_stopped_is_no_heartbeat(rounds):
+    channel, batch_policy = rounds
+    scene = Scene(batch_policy)
     send(channel, "conformance", 0, 0)
-    intake.take(0)
+    batch_policy.take(0)
     wait(scene, 4 * POLL_INTERVAL_S)
     scene.board.sign(1, "stopped")
     ((_, details),) = wait(scene, REPLAN_S)

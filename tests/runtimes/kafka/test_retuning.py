@@ -62,8 +62,8 @@ def test_it_goes_on_with_them_and_everybody_is_told(kafka):
             not in KafkaConnection(config, "tuned").fetch_metadata().topics
         ):
             return None
-        charter = find_manifest(config, "tuned")
-        return charter and charter.order.config["agent.learning_rate"]
+        manifest = find_manifest(config, "tuned")
+        return manifest and manifest.launch_spec.config["agent.learning_rate"]
 
     with learner(line(kafka, config.prefix, ENDLESS, learning_rate=0.001)) as process:
         wait_until(lambda: process.poll() is not None or rate() == 0.001, "the run is created")

@@ -313,6 +313,7 @@ def test_no_broker_is_one_sentence(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.regression
 def test_a_broker_that_is_away_ends_nobody(kafka, torch_host, tmp_path, monkeypatch):

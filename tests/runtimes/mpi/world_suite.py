@@ -23,6 +23,7 @@ from steppe.testing.runtime import RuntimeConformance
 from steppe.training.resume import resume
 from steppe.training.train import run_experiment
 from tests.determinism.test_dhc_runs import SMALL as DHC
+from tests.support.loop_statistics import ELSEWHERE, require_right_statistics
 from tests.support.refusals import require_refusals
 from tests.support.tuning import MATRIX, require_tuned
 
@@ -30,17 +31,8 @@ pytestmark = pytest.mark.integration
 
 SMALL = {"mode": "sync", "actors": 2, "envs": 4, "hidden": (16, 16), "seed": 7, "evaluation.episodes": 3}
 PPO = {**SMALL, "algo": "ppo", "env": "CartPole-v1", "segment_steps": 32, "minibatch_size": 64, "steps": 3000}
-DQN = {
-    **SMALL, "algo": "dqn", "env": "steppe/Identity-v0", "segment_steps": 16, "batch_size": 32, "learning_starts": 200,
-    "samples_per_insert": 8.0, "prioritized": True, "n_step": 3, "steps": 1500,
-}  # fmt: skip
-R2D2 = {
-    **SMALL, "algo": "r2d2", "env": "steppe/Recall-v0", "segment_steps": 16, "batch_size": 8, "learning_starts": 200,
-    "samples_per_insert": 2.0, "hidden": (8,), "cell_size": 8, "steps": 1500,
-}  # fmt: skip
-RECURRENT = {**PPO, "env": "steppe/Recall-v0", "recurrent": True, "hidden": (8,), "cell_size": 8, "steps": 1500}
 A2C = {**SMALL, "algo": "a2c", "mode": "workers", "env": "CartPole-v1", "segment_steps": 16, "steps": 3000}
-CASES = {"ppo": PPO, "dqn": DQN, "r2d2": R2D2, "recurrent": RECURRENT, "a2c": A2C, "dhc": DHC}
+CASES = {"ppo": PPO, "a2c": A2C, "dhc": DHC}  # replay of transitions and sequences is in MATRIX
 ASLEEP = {"env": "steppe/Sleep-v0", "environment.kwargs": {"delay_s": 0.02}, "envs": 1, "steps": 320}
 ASLEEP = {**PPO, **ASLEEP, "segment_steps": 16, "minibatch_size": 16, "evaluation.episodes": 1}
 TUNED = [case for case in MATRIX if case[0] != "single"]  # for that mode there are too many ranks here
@@ -119,4 +111,6 @@ if __name__ == "__main__":
     told = runs(Path(sys.argv[1]))
     tune(Path(sys.argv[1]))
     require_refusals(Path(sys.argv[1]) / "refused", runtime="mpi")
+    for kind, algo in ELSEWHERE:
+        require_right_statistics(kind, algo, "mpi")
     print(json.dumps(told), flush=True)

@@ -197,7 +197,7 @@ def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, torch_
         spoil(connection)
         board = stack.enter_context(closing(KafkaBoard(connection)))
         wait_until(lambda: board.read(EVALUATIONS), "an evaluation")
-        wait_until(lambda: parked(connection), "what is no segment was put aside")
+        wait_until(lambda: dead(connection), "what is no segment was put aside")
         monkeypatch.setenv("STEPPE_RUNS", str(tmp_path / "controller"))
         service = stack.enter_context(closing(make_external_service("run", known_as(strict, "controller"))))
         wait_until(lambda: service.reconcile() or state(service) == "RUNNING", "it runs")
@@ -208,7 +208,7 @@ def test_what_is_documented_is_enough_for_a_run_and_to_control_it(strict, torch_
             assert process.returncode == 0, f"{role}: {errors}"
 
 
-def parked(connection):
+def dead(connection):
     with closing(connection.consumer()) as consumer:
         return get_watermarks(consumer, connection.topic(DEAD_LETTERS))[1] > 0
 
@@ -277,7 +277,7 @@ def test_forgeries_are_refused_by_the_brokers(strict):
         ("actor", "metrics.training", json.dumps(training).encode(), own),
         ("actor", MODEL_UPDATES, b"", [*own, ("press", b"0" * 32)]),
         ("controller", EXPERIENCES, None, begin),
-        ("manager", PROGRESS, msgspec.msgpack.encode(ReadProgress(0, life=9)), own),
+        ("manager", PROGRESS, msgspec.msgpack.encode(ReadProgress(0, incarnation=9)), own),
         ("stranger", EVENTS, json.dumps(EventReport(run="forged", kind="note").record()).encode(), own),
     ]
     denied = import_kafka().KafkaError.TOPIC_AUTHORIZATION_FAILED

@@ -50,7 +50,7 @@ def test_up_status_down(kafka, tmp_path, monkeypatch):
 
 
 def test_a_taken_port_is_one_sentence(kafka, tmp_path):
-    with pytest.raises(UsageError, match=r"port \d+ of 127.0.0.1 cannot be had"):
+    with pytest.raises(UsageError, match=r"port \d+ of 127.0.0.1 is not available"):
         own_broker(tmp_path).up(int(kafka.rpartition(":")[2]))
 
 

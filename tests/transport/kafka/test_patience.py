@@ -102,23 +102,36 @@ def test_a_record_waits_for_a_broker_that_does_not_know_its_topic_yet(kafka):
     board.close()
 
 
+class Unstarted(KafkaHandle):
+    """A handle without processes, of a run whose brokers are away."""
+
+    def __init__(self):
+        self._connection, self._num_actors = KafkaConnection(KafkaConfig(address="127.0.0.1:9"), "run"), 1
+        self._plan = SimpleNamespace(num_writers=4, config=SimpleNamespace(mode="async"))
+        self._excused_restarts = {"actor-1": 0}
+
+    @property
+    def num_actors(self):
+        return self._num_actors
+
+    def excused(self, fault):
+        """Whether the restart after that fault does not count, and how many did not so far."""
+        return self._is_transient("actor-1", fault), self._excused_restarts["actor-1"]
+
+
 @pytest.mark.unit
 def test_a_run_is_not_scaled_while_no_broker_answers(monkeypatch):
     """The command is refused with one sentence, and nothing has changed."""
     monkeypatch.setattr(runtime, "SCALE_S", 0.2)
-    handle = KafkaHandle.__new__(KafkaHandle)
-    handle._connection, handle._num_actors = KafkaConnection(KafkaConfig(address="127.0.0.1:9"), "run"), 1
-    handle._plan = SimpleNamespace(num_writers=4, config=SimpleNamespace(mode="async"))
+    handle = Unstarted()
     supervisor = SimpleNamespace(handle=handle)
     refusal = Supervisor._scale(supervisor, 3)
-    assert refusal == "no Kafka broker answers at 127.0.0.1:9: ask again when one does"
-    assert handle._num_actors == 1
+    assert refusal == "no Kafka broker answers at 127.0.0.1:9: try again when one does"
+    assert handle.num_actors == 1
 
 
 @pytest.mark.unit
 def test_a_role_that_reached_no_broker_is_started_again_and_that_is_no_restart_of_its_own():
-    handle = KafkaHandle.__new__(KafkaHandle)
-    handle._excused_restarts = {"actor-1": 0}
-    assert handle._is_transient("actor-1", Fault.of("actor-1", Unreachable("no broker")))
-    assert not handle._is_transient("actor-1", Fault.of("actor-1", RunFailed("its own")))
-    assert handle._excused_restarts == {"actor-1": 1}
+    handle = Unstarted()
+    assert handle.excused(Fault.of("actor-1", Unreachable("no broker"))) == (True, 1)
+    assert handle.excused(Fault.of("actor-1", RunFailed("its own"))) == (False, 1)

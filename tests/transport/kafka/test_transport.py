@@ -48,27 +48,29 @@ RUN = "conformance"
 
 
 @contextmanager
-def ends_of(connection, actors=2, slots=4, marks=None, lives=None):
+def kafka_channel(connection, actors=2, slots=4, marks=None, incarnations=None):
     """A reader, and a way to make writers, all closed at the end."""
-    feeds = [PartitionReader(connection, group=f"steppe-{connection.run}")]
-    inlet = KafkaReader(connection, feeds[0], SPEC, actors, slots, marks or marks_at_end(connection, 2), lives)
+    partition_readers = [PartitionReader(connection, group=f"steppe-{connection.run}")]
+    kafka_reader = KafkaReader(
+        connection, partition_readers[0], SPEC, actors, slots, marks or marks_at_end(connection, 2), incarnations
+    )
 
     def writer(actor):
-        feeds.append(PartitionReader(connection))
-        return KafkaWriter(connection, feeds[-1], SPEC, actor, slots, 2)
+        partition_readers.append(PartitionReader(connection))
+        return KafkaWriter(connection, partition_readers[-1], SPEC, actor, slots, 2)
 
     try:
-        yield inlet, writer
+        yield kafka_reader, writer
     finally:
-        inlet.close()
-        for feed in feeds:
-            feed.close()
+        kafka_reader.close()
+        for partition_reader in partition_readers:
+            partition_reader.close()
 
 
-def polled(inlet):
+def polled(kafka_reader):
     """The next segment, however long it takes."""
     found = []
-    wait_until(lambda: found or (found.extend([s for s in [inlet.poll()] if s is not None]) or found))
+    wait_until(lambda: found or (found.extend([s for s in [kafka_reader.poll()] if s is not None]) or found))
     return found[0]
 
 
@@ -103,7 +105,7 @@ def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
         "name different segments": (encoded(sequence=3), headers(connection)),
         "checksum": (_flipped(encoded()), headers(connection)),
     }
-    with ends_of(connection) as (inlet, writer):
+    with kafka_channel(connection) as (kafka_reader, writer):
         producer = connection.producer()
         for value, about in poison.values():
             producer.produce(connection.topic("experiences"), value, b"key", 0, headers=about)
@@ -113,11 +115,11 @@ def test_poison_is_put_aside_with_its_reason_and_the_rest_goes_on(kafka):
         assert producer.flush(PATIENCE_S) == 0
         good = writer(1)
         send(good, RUN, 1, 0)
-        assert polled(inlet).header.actor == 1
-        assert inlet.dropped["rejected"] == len(poison)
-    parked = dead_letters(connection)
-    assert len(parked) == len(poison)
-    for message, (reason, (value, _)) in zip(parked, poison.items(), strict=True):
+        assert polled(kafka_reader).header.actor == 1
+        assert kafka_reader.dropped["rejected"] == len(poison)
+    dead = dead_letters(connection)
+    assert len(dead) == len(poison)
+    for message, (reason, (value, _)) in zip(dead, poison.items(), strict=True):
         assert reason in decode_headers(message)["reason"].decode()
         assert message.value() == value[:4096]
 
@@ -126,50 +128,54 @@ def test_what_is_refused_in_another_partition_is_not_the_writers_own(kafka):
     """Offsets count by partition: the same number elsewhere is somebody else's message."""
     connection = connected(kafka)
     topic, home = connection.topic("experiences"), partition_of(connection.run, 0, 2)
-    with ends_of(connection) as (inlet, writer):
-        outlet = writer(0)
-        send(outlet, RUN, 0, 0)
-        polled(inlet)
+    with kafka_channel(connection) as (kafka_reader, writer):
+        kafka_writer = writer(0)
+        send(kafka_writer, RUN, 0, 0)
+        polled(kafka_reader)
         producer = connection.producer()
         for _ in range(2):  # so that the last one's offset is that of the writer's segment, behind its beginning
             producer.produce(topic, b"x", b"key", 1 - home, headers=headers(connection, schema=word(99)))
         assert producer.flush(PATIENCE_S) == 0
-        wait_until(lambda: inlet.poll() is None and inlet.dropped["rejected"] == 2)
-        inlet.place(0, 7)
-        wait_until(lambda: outlet.blank(0) is not None and outlet.shift == 7)
-        send(outlet, RUN, 0, 1)
-        assert polled(inlet).header.sequence == 1
+        wait_until(lambda: kafka_reader.poll() is None and kafka_reader.dropped["rejected"] == 2)
+        kafka_reader.set_round_offset(0, 7)
+        wait_until(lambda: kafka_writer.blank(0) is not None and kafka_writer.round_offset == 7)
+        send(kafka_writer, RUN, 0, 1)
+        assert polled(kafka_reader).header.sequence == 1
 
 
 def test_what_is_addressed_wrongly_is_put_aside_and_ends_no_writer(kafka):
     """Whole segments and beginnings in the wrong partition, of a life that never began, or out of order; and claims about lives."""
     connection = connected(kafka)
     topic, home = connection.topic("experiences"), partition_of(connection.run, 0, 2)
-    with ends_of(connection) as (inlet, writer):
-        outlet = writer(0)
-        send(outlet, RUN, 0, 0)
-        polled(inlet)
-        life = word(outlet.life)
+    with kafka_channel(connection) as (kafka_reader, writer):
+        kafka_writer = writer(0)
+        send(kafka_writer, RUN, 0, 0)
+        polled(kafka_reader)
+        incarnation = word(kafka_writer.incarnation)
         begin = [("kind", b"begin"), ("run", connection.run.encode()), ("actor", word(0))]
         forged = {
             "in partition": (None, connection.key(0), 1 - home, begin),
             "announces itself": (None, b"key", home, begin),
-            "no life began": (encoded(sequence=1), b"key", home, headers(connection, sequence=word(1), life=word(1 << 40))),
-            "and 1 is due": (encoded(sequence=9), b"key", home, headers(connection, sequence=word(9), life=life)),
+            "no incarnation began": (encoded(sequence=1), b"key", home, headers(connection, sequence=word(1), life=word(1 << 40))),
+            "and 1 is due": (encoded(sequence=9), b"key", home, headers(connection, sequence=word(9), life=incarnation)),
         }  # fmt: skip
         producer = connection.producer()
         for value, key, partition, about in forged.values():
             producer.produce(topic, value, key, partition, headers=about)
-        for value in (b"", b"\x81\xa1x" + b"\x91" * 9_000, msgspec.msgpack.encode(ReadProgress(0, life=1 << 50))):
+        for value in (
+            b"",
+            b"\x81\xa1x" + b"\x91" * 9_000,
+            msgspec.msgpack.encode(ReadProgress(0, incarnation=1 << 50)),
+        ):
             producer.produce(connection.topic("experiences.progress"), value, connection.key(0), 0)
         assert producer.flush(PATIENCE_S) == 0
-        wait_until(lambda: inlet.poll() is None and inlet.dropped["rejected"] == len(forged))
-        inlet.place(0, 7)
-        wait_until(lambda: outlet.blank(0) is not None and outlet.shift == 7)
-        send(outlet, RUN, 0, 1)
-        assert polled(inlet).header.sequence == 1
+        wait_until(lambda: kafka_reader.poll() is None and kafka_reader.dropped["rejected"] == len(forged))
+        kafka_reader.set_round_offset(0, 7)
+        wait_until(lambda: kafka_writer.blank(0) is not None and kafka_writer.round_offset == 7)
+        send(kafka_writer, RUN, 0, 1)
+        assert polled(kafka_reader).header.sequence == 1
         count = len(forged) + 3
-        wait_until(lambda: outlet.blank(0) and len(dead_letters(connection)) >= count, "what is put aside")
+        wait_until(lambda: kafka_writer.blank(0) and len(dead_letters(connection)) >= count, "what is put aside")
     told = [decode_headers(message)["reason"].decode() for message in dead_letters(connection)]
     assert len(told) == count
     assert all(any(reason in words for words in told) for reason in forged), told
@@ -181,21 +187,21 @@ def test_a_begin_with_contents_ends_no_writer_and_hides_no_segment(kafka):
     connection = connected(kafka)
     topic, home, key = connection.topic("experiences"), partition_of(connection.run, 0, 2), connection.key(0)
     begin = [("kind", b"begin"), ("run", connection.run.encode()), ("actor", word(0))]
-    with ends_of(connection) as (inlet, writer):
-        outlet, offsets, producer = writer(0), [], connection.producer()
-        send(outlet, RUN, 0, 0, state=b"zero")
-        outlet.close()
+    with kafka_channel(connection) as (kafka_reader, writer):
+        kafka_writer, offsets, producer = writer(0), [], connection.producer()
+        send(kafka_writer, RUN, 0, 0, state=b"zero")
+        kafka_writer.close()
         producer.produce(
             topic, b"x", key, home, headers=begin, on_delivery=lambda _, sent: offsets.append(sent.offset())
         )
         assert producer.flush(PATIENCE_S) == 0
-        told = msgspec.msgpack.encode(ReadProgress(0, life=offsets[0], shift=3))
+        told = msgspec.msgpack.encode(ReadProgress(0, incarnation=offsets[0], round_offset=3))
         producer.produce(connection.topic("experiences.progress"), told, key, 0)
         assert producer.flush(PATIENCE_S) == 0
-        inlet.place(0, 7)
-        wait_until(lambda: outlet.blank(0) is not None and outlet.shift == 7)
-        send(outlet, RUN, 0, 1, state=b"one")
-        outlet.close()
+        kafka_reader.set_round_offset(0, 7)
+        wait_until(lambda: kafka_writer.blank(0) is not None and kafka_writer.round_offset == 7)
+        send(kafka_writer, RUN, 0, 1, state=b"one")
+        kafka_writer.close()
         assert find_last_segment(connection, 0, home) == (1, b"one")
 
 
@@ -208,15 +214,15 @@ class Narrow(KafkaConnection):
 
 def test_a_writer_is_told_to_wait_while_as_much_as_may_be_is_under_way(kafka):
     connection = connected(kafka)
-    with ends_of(Narrow(connection.config, connection.run)) as (inlet, writer):
-        outlet, offered = writer(0), []
+    with kafka_channel(Narrow(connection.config, connection.run)) as (kafka_reader, writer):
+        kafka_writer, offered = writer(0), []
         for sequence in range(2):
-            segment = outlet.blank(0)
+            segment = kafka_writer.blank(0)
             segment.header = SegmentHeader(RUN, 0, 0, sequence, 0)
-            offered.append(outlet.offer(segment))
+            offered.append(kafka_writer.offer(segment))
         assert offered == [True, False]
-        wait_until(lambda: outlet.blank(0) is segment and outlet.offer(segment))
-        assert [polled(inlet).header.sequence for _ in range(2)] == [0, 1]
+        wait_until(lambda: kafka_writer.blank(0) is segment and kafka_writer.offer(segment))
+        assert [polled(kafka_reader).header.sequence for _ in range(2)] == [0, 1]
 
 
 @pytest.mark.parametrize("taken", [False, True])
@@ -228,18 +234,18 @@ def test_a_writer_that_is_slow_to_listen_knows_what_was_told_of_it(kafka, monkey
         if slow and slow.pop():
             if taken:
                 writer(0)
-            wait_until(lambda: inlet.poll() is None and len(inlet.joined) == 1 + taken)
-            inlet.place(0, 7)
-            assert inlet.close(PATIENCE_S)  # it is told of
+            wait_until(lambda: kafka_reader.poll() is None and len(kafka_reader.joined) == 1 + taken)
+            kafka_reader.set_round_offset(0, 7)
+            assert kafka_reader.close(PATIENCE_S)  # it is told of
         return find(connection, actor, home, before=before)
 
     monkeypatch.setattr(channel, "find_last_segment", meanwhile)
-    with ends_of(connected(kafka)) as (inlet, writer):
+    with kafka_channel(connected(kafka)) as (kafka_reader, writer):
         if taken:
-            with pytest.raises(Overtaken, match="another process has taken the place of actor-0"):
+            with pytest.raises(Overtaken, match="another process has taken over actor-0"):
                 writer(0)
         else:
-            assert writer(0).shift == 7
+            assert writer(0).round_offset == 7
 
 
 def _flipped(data):
@@ -301,10 +307,10 @@ class Crafted:
 
 @pytest.fixture(scope="module")
 def fuzzed(kafka):
-    connection, feed = connected(kafka), Handing()
-    inlet = KafkaReader(connection, feed, SPEC, 2, 4, marks_at_end(connection, 2))
-    yield connection, feed, inlet
-    inlet.close()
+    connection, partition_reader = connected(kafka), Handing()
+    kafka_reader = KafkaReader(connection, partition_reader, SPEC, 2, 4, marks_at_end(connection, 2))
+    yield connection, partition_reader, kafka_reader
+    kafka_reader.close()
 
 
 names = st.sampled_from(["kind", "run", "actor", "epoch", "sequence", "version", "life", "schema", "state", "x"])
@@ -318,48 +324,48 @@ names = st.sampled_from(["kind", "run", "actor", "epoch", "sequence", "version",
 )
 def test_nothing_that_comes_can_break_the_reader(fuzzed, changes, cut, flips):
     """Whatever is wrong with a message, it is handed out whole or put aside."""
-    connection, feed, inlet = fuzzed
+    connection, partition_reader, kafka_reader = fuzzed
     data = bytearray(encoded()[: None if cut > 2**11 else -1 - cut])
     for where, mask in flips:
         if data:
             data[where % len(data)] ^= mask
-    before = inlet.dropped.total()
-    feed.give(Crafted(bytes(data), headers(connection, **changes), partition_of(connection.run, 0, 2)))
-    if (segment := inlet.poll()) is None:
+    before = kafka_reader.dropped.total()
+    partition_reader.give(Crafted(bytes(data), headers(connection, **changes), partition_of(connection.run, 0, 2)))
+    if (segment := kafka_reader.poll()) is None:
         own = changes.get("run") in (None, connection.run.encode())
-        assert inlet.dropped.total() == before + 1 or not own or changes.get("kind") == b"prime"
+        assert kafka_reader.dropped.total() == before + 1 or not own or changes.get("kind") == b"prime"
         return
     assert segment.header.run == RUN
     assert not flips or bytes(data) == encoded()
-    inlet.release(segment)
+    kafka_reader.release(segment)
 
 
 def test_what_a_killed_writer_still_sent_counts_for_nothing(kafka):
     """Its heir went on from what was there when it began."""
     connection = connected(kafka)
-    with ends_of(connection) as (inlet, writer):
+    with kafka_channel(connection) as (kafka_reader, writer):
         first = writer(0)
         send(first, RUN, 0, 0, state=b"zero")
         first.close()
-        heir = writer(0)
-        assert heir.recall(0) == (0, b"zero")
+        successor = writer(0)
+        assert successor.recall(0) == (0, b"zero")
         send(first, RUN, 0, 1, state=b"of the dead")
         first.close()
-        send(heir, RUN, 0, 1, state=b"of the heir")
+        send(successor, RUN, 0, 1, state=b"of the heir")
         states = []
         for _ in range(2):
-            segment = polled(inlet)
+            segment = polled(kafka_reader)
             states.append(segment.state)
-            inlet.release(segment)
-        inlet.close()
+            kafka_reader.release(segment)
+        kafka_reader.close()
         assert states == [b"zero", b"of the heir"]
-        assert inlet.dropped["overtaken"] == 1
+        assert kafka_reader.dropped["overtaken"] == 1
 
         def noticed():
             try:
                 first.blank(0)
             except Overtaken as error:
-                return "another process has taken the place of actor-0" in str(error)
+                return "another process has taken over actor-0" in str(error)
             return False
 
         wait_until(noticed)
@@ -371,54 +377,56 @@ def test_another_reader_knows_too_who_was_overtaken(kafka):
     """What the dead sent counts for nothing, also where the heir's beginning is in front of where this reader goes on; what
     is in front of that beginning, and was not learned from yet, counts."""
     connection = connected(kafka)
-    with ends_of(connection) as (inlet, writer):
+    with kafka_channel(connection) as (kafka_reader, writer):
         first, other = writer(0), writer(0 + 1)
         for sequence in range(2):
             send(first, RUN, 0, sequence, state=b"alive")
         first.close()
-        segments = [polled(inlet) for _ in range(2)]
+        segments = [polled(kafka_reader) for _ in range(2)]
         wait_until(lambda: first.blank(0) is not None)
         blank = first.blank(0)
         first.blank = lambda actor: blank  # it hears nothing from now on, as one that stood still
-        heir = writer(0)
+        successor = writer(0)
         send(other, RUN, 1, 0)
         other.close()
-        wait_until(lambda: inlet.poll() is not None or dict(inlet.mark()["lives"])[0] == heir.life)
-        inlet.release(segments[1])
-        unlearned, saved = inlet.marks(), inlet.mark()
-        inlet.release(segments[0])
-        learned = inlet.marks()
+        wait_until(
+            lambda: kafka_reader.poll() is not None or dict(kafka_reader.mark()["lives"])[0] == successor.incarnation
+        )
+        kafka_reader.release(segments[1])
+        unlearned, saved = kafka_reader.marks(), kafka_reader.mark()
+        kafka_reader.release(segments[0])
+        learned = kafka_reader.marks()
         for sequence in (2, 3):
             send(first, RUN, 0, sequence, state=b"of the dead")
         first.close()
-        send(heir, RUN, 0, 2, state=b"of the heir")
-        heir.close()
-    lives = dict(saved["lives"])
-    assert lives[0] == heir.life
+        send(successor, RUN, 0, 2, state=b"of the heir")
+        successor.close()
+    incarnations = dict(saved["lives"])
+    assert incarnations[0] == successor.incarnation
     for marks, expected in ((unlearned, [(0, b"alive"), (2, b"of the heir")]), (learned, [(2, b"of the heir")])):
-        with ends_of(connection, marks=marks, lives=lives) as (inlet, _):
+        with kafka_channel(connection, marks=marks, incarnations=incarnations) as (kafka_reader, _):
             came = []
             while len(came) < len(expected):
-                segment = polled(inlet)
+                segment = polled(kafka_reader)
                 if segment.header.actor == 0:
                     came.append((segment.header.sequence, segment.state))
             assert came == expected
-            assert inlet.dropped["overtaken"] == 2
+            assert kafka_reader.dropped["overtaken"] == 2
 
 
 def test_a_reader_goes_on_exactly_where_another_was(kafka):
     """Released out of order: what was released does not come again, what was not does."""
     connection = connected(kafka)
     marks = marks_at_end(connection, 2)
-    with ends_of(connection, actors=1, slots=6, marks=marks) as (inlet, writer):
+    with kafka_channel(connection, actors=1, slots=6, marks=marks) as (kafka_reader, writer):
         out = writer(0)
         for sequence in range(6):
             send(out, RUN, 0, sequence)
-        held = [polled(inlet) for _ in range(6)]
+        held = [polled(kafka_reader) for _ in range(6)]
         for index in (0, 2, 3):
-            inlet.release(held[index])
-        told = {number: (low, done) for number, low, done in inlet.mark()["marks"]}
-        with ends_of(connection, actors=1, slots=6, marks=told) as (other, _):
+            kafka_reader.release(held[index])
+        told = {number: (low, done) for number, low, done in kafka_reader.mark()["marks"]}
+        with kafka_channel(connection, actors=1, slots=6, marks=told) as (other, _):
             first = polled(other)
             other.release(first)  # in front of those that are done: they must not come back for that
             rest = [polled(other) for _ in range(2)]
@@ -429,21 +437,21 @@ def test_a_reader_goes_on_exactly_where_another_was(kafka):
 def test_a_long_backlog_takes_bounded_memory(kafka):
     connection = connected(kafka)
     marks = marks_at_end(connection, 2)
-    with ends_of(connection, actors=1, slots=60, marks=marks) as (_, writer):
+    with kafka_channel(connection, actors=1, slots=60, marks=marks) as (_, writer):
         out = writer(0)
         for sequence in range(60):
             send(out, RUN, 0, sequence)
         out.close()
-        with ends_of(connection, actors=1, slots=2, marks=marks) as (inlet, _):
-            taken = [polled(inlet) for _ in range(MIN_UNRELEASED)]
+        with kafka_channel(connection, actors=1, slots=2, marks=marks) as (kafka_reader, _):
+            taken = [polled(kafka_reader) for _ in range(MIN_UNRELEASED)]
             until = time.monotonic() + 1.0
             while time.monotonic() < until:
-                assert inlet.poll() is None, "more than the reader may hold"
+                assert kafka_reader.poll() is None, "more than the reader may hold"
             come = [segment.header.sequence for segment in taken]
             while come[-1] < 59:
                 for segment in taken:
-                    inlet.release(segment)
-                taken = [polled(inlet)]
+                    kafka_reader.release(segment)
+                taken = [polled(kafka_reader)]
                 come.append(taken[0].header.sequence)
             assert come == list(range(60))
 
@@ -451,35 +459,35 @@ def test_a_long_backlog_takes_bounded_memory(kafka):
 def test_weights_and_offsets_are_committed_together_and_a_second_press_fences(kafka, tmp_path):
     connection = connected(kafka)
     group = f"steppe-{connection.run}"
-    with ends_of(connection) as (inlet, writer):
+    with kafka_channel(connection) as (kafka_reader, writer):
         out = writer(0)
         for sequence in range(3):
             send(out, RUN, 0, sequence)
-        held = [polled(inlet) for _ in range(3)]
-        press = WeightPublisher(connection, inlet, tmp_path)
-        store = KafkaWeights(connection, None, tmp_path, press)
-        inlet.release(held[0])
+        held = [polled(kafka_reader) for _ in range(3)]
+        publisher = WeightPublisher(connection, kafka_reader, tmp_path)
+        store = KafkaWeights(connection, None, tmp_path, publisher)
+        kafka_reader.release(held[0])
         store.publish("policy", some_weights(0))
-        assert press.flush(PATIENCE_S)
-        lows = {number: low for number, low, _ in inlet.mark()["marks"]}
+        assert publisher.flush(PATIENCE_S)
+        lows = {number: low for number, low, _ in kafka_reader.mark()["marks"]}
         consumer = connection.consumer(group)
         places = [import_kafka().TopicPartition(connection.topic("experiences"), number) for number in lows]
         assert {place.partition: place.offset for place in consumer.committed(places, timeout=60)} == lows
         consumer.close()
-        second = WeightPublisher(connection, inlet, tmp_path)
+        second = WeightPublisher(connection, kafka_reader, tmp_path)
         later = KafkaWeights(connection, None, tmp_path, second)
         assert later.last_published_version("policy") == 0
         store.publish("policy", some_weights(1))
         with pytest.raises(Overtaken, match="another learner has taken over"):
-            press.flush(PATIENCE_S)
+            publisher.flush(PATIENCE_S)
         later.publish("policy", some_weights(2))
         assert second.flush(PATIENCE_S)
-        feed = PartitionReader(connection)
-        reader = KafkaWeights(connection, feed, tmp_path)
+        partition_reader = PartitionReader(connection)
+        reader = KafkaWeights(connection, partition_reader, tmp_path)
         wait_until(lambda: reader.newer_than("policy", 1) is not None)
         assert reader.newer_than("policy", -1).version == 2
-        feed.close()
-        press.close()
+        partition_reader.close()
+        publisher.close()
         second.close()
 
 
@@ -522,11 +530,11 @@ def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
 
     known = connected(kafka)
     connection = Hasty(known.config, known.run)
-    press, consumer = WeightPublisher(connection, None, tmp_path), connection.consumer()
-    store, topic = KafkaWeights(connection, None, tmp_path, press), connection.topic("model_updates")
+    publisher, consumer = WeightPublisher(connection, None, tmp_path), connection.consumer()
+    store, topic = KafkaWeights(connection, None, tmp_path, publisher), connection.topic("model_updates")
     for version in range(2):
         store.publish("policy", some_weights(version))
-        assert press.flush(PATIENCE_S)
+        assert publisher.flush(PATIENCE_S)
 
     def versions():  # a commit is acknowledged before readers see what it committed
         end = get_watermarks(consumer, topic)[1]
@@ -538,21 +546,21 @@ def test_a_transaction_that_brokers_gave_up_is_done_again(kafka, tmp_path):
     assert [version for version in found if version is not None] == [word(0), word(1)], "each once"
     assert found.count(None) >= 2, "the press left its name again after it was given up"
     consumer.close()
-    press.close()
+    publisher.close()
 
 
 def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
     connection = connected(kafka, claim_mb=1e-6)
-    press = WeightPublisher(connection, None, tmp_path)
-    store, feed = KafkaWeights(connection, None, tmp_path, press), PartitionReader(connection)
-    reader = KafkaWeights(connection, feed, tmp_path)
+    publisher = WeightPublisher(connection, None, tmp_path)
+    store, partition_reader = KafkaWeights(connection, None, tmp_path, publisher), PartitionReader(connection)
+    reader = KafkaWeights(connection, partition_reader, tmp_path)
     store.publish("policy", some_weights(0))
-    assert press.flush(PATIENCE_S)
+    assert publisher.flush(PATIENCE_S)
     wait_until(lambda: reader.newer_than("policy", -1) is not None)
     assert reader.newer_than("policy", -1).version == 0
     before = set(tmp_path.glob("*.weights"))
     store.publish("policy", some_weights(1))
-    assert press.flush(PATIENCE_S)
+    assert publisher.flush(PATIENCE_S)
     (fresh,) = set(tmp_path.glob("*.weights")) - before
     fresh.write_bytes(_flipped(fresh.read_bytes()))
     wait_until(lambda: reader.newer_than("policy", 0) is not None or reader.damaged)
@@ -561,23 +569,26 @@ def test_a_claim_that_does_not_match_is_not_taken(kafka, tmp_path):
     assert reader.newer_than("policy", -1).version == 0, "the old weights are gone"
     for version in range(2, 9):
         store.publish("policy", some_weights(version))
-        assert press.flush(PATIENCE_S)
+        assert publisher.flush(PATIENCE_S)
     assert len(list(tmp_path.glob("*.weights"))) <= 4
-    press.close()
-    feed.close()
+    publisher.close()
+    partition_reader.close()
 
 
 def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
     """Between two looks of a reader: what is no weights, is of another layout or version, or came before."""
     connection = connected(kafka)
-    press, feed = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
-    store, reader = KafkaWeights(connection, None, tmp_path, press), KafkaWeights(connection, feed, tmp_path)
+    publisher, partition_reader = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
+    store, reader = (
+        KafkaWeights(connection, None, tmp_path, publisher),
+        KafkaWeights(connection, partition_reader, tmp_path),
+    )
     for version in range(2):
         store.publish("policy", some_weights(version))
-        assert press.flush(PATIENCE_S)
+        assert publisher.flush(PATIENCE_S)
         wait_until(lambda version=version: reader.newer_than("policy", version - 1) is not None)
     store.publish("policy", some_weights(2))
-    assert press.flush(PATIENCE_S)
+    assert publisher.flush(PATIENCE_S)
     alien = Weights.from_arrays({"other": np.zeros(3, np.float32)}).stamped(version=9, updates=0, env_steps=0)
     about = {"schema": word(1), "run": connection.run.encode(), "policy": b"policy"}
     bad = [
@@ -592,18 +603,18 @@ def test_garbage_does_not_take_the_place_of_weights(kafka, tmp_path):
         headers = list({**about, "version": version}.items())
         producer.produce(connection.topic("model_updates"), value, connection.key("policy"), 0, headers=headers)
     assert producer.flush(PATIENCE_S) == 0
-    feed.catch_up()
+    partition_reader.catch_up()
     assert reader.newer_than("policy", 1).version == 2
     store.publish("policy", some_weights(3))
-    assert press.flush(PATIENCE_S)
+    assert publisher.flush(PATIENCE_S)
     wait_until(lambda: reader.newer_than("policy", 2) is not None)
     late = KafkaWeights(connection, None, tmp_path)
     assert late.last_published_version("policy") == 3
     count = len(bad) - 1  # the one without a version is older than what was there
     wait_until(lambda: reader.newer_than("policy", 2) and len(dead_letters(connection)) >= count, "what is put aside")
     assert len(dead_letters(connection)) == count
-    press.close()
-    feed.close()
+    publisher.close()
+    partition_reader.close()
 
 
 def test_drift_is_named(kafka):
@@ -621,16 +632,16 @@ def test_drift_is_named(kafka):
 @pytest.mark.slow
 def test_a_deleted_topic_ends_the_reader_with_the_reason(kafka):
     connection = connected(kafka)
-    with ends_of(connection) as (inlet, writer):
+    with kafka_channel(connection) as (kafka_reader, writer):
         send(writer(0), RUN, 0, 0)
-        polled(inlet)
+        polled(kafka_reader)
         admin = connection.admin()
         for answer in admin.delete_topics([connection.topic("experiences")]).values():
             answer.result()
 
         def told():
             try:
-                inlet.poll()
+                kafka_reader.poll()
             except RunFailed as error:
                 return "is gone" in str(error)
             return False
@@ -658,8 +669,11 @@ def test_secrets_come_from_the_environment_alone(monkeypatch):
 def test_large_weights_are_not_slow(kafka, tmp_path):
     """A megabyte arrives whole, many times over, at a reader that came first."""
     connection = connected(kafka)
-    press, feed = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
-    store, reader = KafkaWeights(connection, None, tmp_path, press), KafkaWeights(connection, feed, tmp_path)
+    publisher, partition_reader = WeightPublisher(connection, None, tmp_path), PartitionReader(connection)
+    store, reader = (
+        KafkaWeights(connection, None, tmp_path, publisher),
+        KafkaWeights(connection, partition_reader, tmp_path),
+    )
     weights = Weights.from_arrays({"flat": np.zeros(1 << 18, np.float32)})
     for version in range(5):
         weights.arrays()["flat"][:] = version
@@ -669,5 +683,5 @@ def test_large_weights_are_not_slow(kafka, tmp_path):
             lambda found=found, version=version: found.append(reader.newer_than("policy", version - 1)) or found[-1]
         )
         assert (found[-1].arrays()["flat"] == version).all()
-    press.close()
-    feed.close()
+    publisher.close()
+    partition_reader.close()

@@ -40,7 +40,7 @@ class Holder:
     def __init__(self):
         self.changed = threading.Condition()
 
-    def outlet(self, slots, last, num_envs=SPEC.num_envs):
+    def kafka_writer(self, slots, last, num_envs=SPEC.num_envs):
         self.credits = 0
         self.channel = RayWriter(replace(SPEC, num_envs=num_envs), slots, self._credit, last)
 
@@ -105,8 +105,8 @@ class PatientInlet(RayReader):
         self.credits = {}
         super().__init__(*sizes, lambda: None)
 
-    def _take_in(self, writer, data):
-        super()._take_in(writer, data)
+    def _accept(self, writer, data):
+        super()._accept(writer, data)
         with self.changed:
             self.came += 1
             self.changed.notify_all()
@@ -149,10 +149,10 @@ class RemoteWriter:
 
 
 @contextmanager
-def inlet(run, num_actors, slots, num_envs=SPEC.num_envs, kind=PatientInlet):
+def kafka_reader(run, num_actors, slots, num_envs=SPEC.num_envs, kind=PatientInlet):
     reader = kind(replace(SPEC, num_envs=num_envs), run, num_actors, slots)
     for actor in range(num_actors):
-        ask(holders[actor].outlet.remote(slots, None, num_envs))
+        ask(holders[actor].kafka_writer.remote(slots, None, num_envs))
         reader.attach(actor, holders[actor].take_segment.remote)
     yield reader
     for actor in range(num_actors):
@@ -162,7 +162,7 @@ def inlet(run, num_actors, slots, num_envs=SPEC.num_envs, kind=PatientInlet):
 class TestChannel(ChannelConformance):
     @contextmanager
     def make(self, num_actors, slots_per_actor):
-        with inlet(self.run, num_actors, slots_per_actor) as reader:
+        with kafka_reader(self.run, num_actors, slots_per_actor) as reader:
             yield reader
 
     def beside(self, channel):
@@ -186,7 +186,7 @@ def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
     )  # what is under way is half a store, the most that a run may have: runtimes/ray/placement.py
     num_segments = 6 * STORE_BYTES // replace(SPEC, num_envs=num_envs).nbytes // 2
     bell = threading.Event()
-    with inlet(run, 2, 2, num_envs, kind=lambda *sizes: RayReader(*sizes, bell.set)) as channel:
+    with kafka_reader(run, 2, 2, num_envs, kind=lambda *sizes: RayReader(*sizes, bell.set)) as channel:
         under_way = [holders[actor].burst.remote(actor, run, num_segments) for actor in range(2)]
         expected, held = [0, 0], []
         while min(expected) < num_segments:
@@ -211,11 +211,11 @@ def test_large_segments_come_whole_and_in_order_and_never_fill_the_store():
 
 def test_another_writer_goes_on_after_what_arrived():
     """What waits is not lost with its writer; what the dead one still sends is not taken for the new one's."""
-    with inlet("heirs", 2, 2) as reader:
+    with kafka_reader("heirs", 2, 2) as reader:
         first = RemoteWriter(reader)
         sent = [send(first, "heirs", 0, sequence, state=bytes([sequence])) for sequence in range(2)]
         reader.settle()
-        ask(holders[2].outlet.remote(2, None))
+        ask(holders[2].kafka_writer.remote(2, None))
         stale = Future()
         reader.attach(0, lambda _: SimpleNamespace(future=lambda: stale))  # it ends with a call under way
         assert reader.attach(0, holders[2].take_segment.remote) == (1, b"\1")
@@ -223,15 +223,15 @@ def test_another_writer_goes_on_after_what_arrived():
         reader.came = reader.sent
         holders[0], holders[2] = holders[2], holders[0]
         try:
-            heir = RemoteWriter(reader)
-            sent += [send(heir, "heirs", 0, sequence, state=bytes([sequence])) for sequence in range(2, 4)]
+            successor = RemoteWriter(reader)
+            sent += [send(successor, "heirs", 0, sequence, state=bytes([sequence])) for sequence in range(2, 4)]
             reader.credits[0] = -2  # the first two are released to a writer that is gone
             for sequence, expected in enumerate(sent):
                 segment = reader.poll()
                 require_equal(segment, expected, None)
                 assert (segment.header.sequence, segment.state) == (sequence, bytes([sequence]))
                 reader.release(segment)
-            send(heir, "heirs", 0, 4)
+            send(successor, "heirs", 0, 4)
             assert reader.poll().header.sequence == 4
         finally:
             ask(holders[2].done.remote())
@@ -239,7 +239,7 @@ def test_another_writer_goes_on_after_what_arrived():
 
 
 def test_a_segment_of_another_size_is_refused():
-    with inlet("damage", 1, 1) as reader:
+    with kafka_reader("damage", 1, 1) as reader:
         foreign = Future()
         foreign.set_result(np.zeros(200, np.uint8))
         reader.attach(0, lambda _: SimpleNamespace(future=lambda: foreign))

@@ -35,7 +35,7 @@ class Writer:
 def message(sequence, slot=0, state=b"s"):
     frame = SegmentFrame(SPEC, slot)
     frame.buffer[HEADER_BYTES:] = 1
-    frame.write(slot, SegmentHeader("run", 0, 0, sequence, 3, 0.5), state, ticket=sequence)
+    frame.write(slot, SegmentHeader("run", 0, 0, sequence, 3, 0.5), state, send_number=sequence)
     return np.concatenate([frame.buffer, np.frombuffer(state, np.uint8)])
 
 

@@ -23,29 +23,29 @@ class Calls:
     """A keeper that is called, and its bell."""
 
     def __init__(self) -> None:
-        self.rings = 0  # messages that came, while no answer of its own does
-        self.keeper = RayTable(self._ring, keeps=True)
+        self.wakes = 0  # messages that came, while no answer of its own does
+        self.owner = RayTable(self._wake, owns_table=True)
         self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(2 * WORKERS)
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with self.lock:
-            self.rings += 1
+            self.wakes += 1
 
     def worker(self) -> RayTable:
-        table = RayTable(lambda: None, keeps=False)
-        table.call = lambda *message: SimpleNamespace(future=lambda: self.pool.submit(self.keeper.ask, *message))
+        table = RayTable(lambda: None, owns_table=False)
+        table.call = lambda *message: SimpleNamespace(future=lambda: self.pool.submit(self.owner.request, *message))
         return table
 
     def make(self) -> None:
-        self.keeper.create(np.zeros((STATES, WORKERS), np.float32), WORKERS, None)
+        self.owner.create(np.zeros((STATES, WORKERS), np.float32), WORKERS, None)
 
 
 @pytest.fixture
 def calls():
     made = Calls()
     yield made
-    made.keeper.close()
+    made.owner.close()
     made.pool.shutdown()
 
 
@@ -87,56 +87,56 @@ def test_messages_add_up_whoever_ends_first(calls):
     ]
     for worker in workers:
         worker.start()  # before there is a table: they wait for it
-    until(lambda: calls.rings == WORKERS)
+    until(lambda: calls.wakes == WORKERS)
     calls.make()
     wanted = sum(7 * 20 * (index + 1) for index in range(WORKERS))
-    until(lambda: calls.keeper.totals().steps == wanted, calls.keeper)
-    until(lambda: not any(worker.is_alive() for worker in workers), calls.keeper)
+    until(lambda: calls.owner.totals().steps == wanted, calls.owner)
+    until(lambda: not any(worker.is_alive() for worker in workers), calls.owner)
     values = np.zeros((STATES, WORKERS), np.float32)
-    assert calls.keeper.read(values).episodes == 20 * 10
+    assert calls.owner.read(values).episodes == 20 * 10
     assert values.sum(axis=0).tolist() == [7 * 20 * (index + 1) for index in range(WORKERS)]
 
 
 def test_one_in_place_of_another_gets_the_whole_table_and_hears_what_was_lost(calls):
     calls.make()
     first, other, local = calls.worker(), calls.worker(), np.zeros((STATES, WORKERS), np.float32)
-    assert until(lambda: first.begin(1, local), first, calls.keeper) == 0
-    assert until(lambda: first.claim(1, 30, 0.0), first, calls.keeper) == 30
+    assert until(lambda: first.begin(1, local), first, calls.owner) == 0
+    assert until(lambda: first.claim(1, 30, 0.0), first, calls.owner) == 30
     local[3, 1] = 5.0
     first.merge(1, change(10), 0.0)
-    until(lambda: first.settled, first, calls.keeper)
+    until(lambda: first.settled, first, calls.owner)
     again = np.zeros((STATES, WORKERS), np.float32)
-    assert until(lambda: other.begin(1, again), other, calls.keeper) == 20, "given out, and never merged"
+    assert until(lambda: other.begin(1, again), other, calls.owner) == 20, "given out, and never merged"
     assert again[3, 1] == 5.0
-    assert calls.keeper.totals().steps == 10
+    assert calls.owner.totals().steps == 10
 
 
 def test_one_that_asks_in_place_of_another_before_there_is_a_table(calls):
     first, other = calls.worker(), calls.worker()
     local, again = (np.zeros((STATES, WORKERS), np.float32) for _ in range(2))
     assert first.begin(2, local) is None
-    until(lambda: calls.rings == 1)
-    calls.keeper.progress()
+    until(lambda: calls.wakes == 1)
+    calls.owner.progress()
     assert other.begin(2, again) is None
-    until(lambda: calls.rings == 2)
-    calls.keeper.progress()
+    until(lambda: calls.wakes == 2)
+    calls.owner.progress()
     calls.make()
-    assert until(lambda: other.begin(2, again), other, calls.keeper) == 0
+    assert until(lambda: other.begin(2, again), other, calls.owner) == 0
     assert first.begin(2, local) is None, "it was dismissed"
 
 
-def test_a_keeper_that_ends_lets_everyone_go(calls):
+def test_closing_the_owner_unblocks_all_workers(calls):
     calls.make()
     table = calls.worker()
     table.begin(0, np.zeros((STATES, WORKERS), np.float32))
-    until(lambda: calls.rings == 1)
-    calls.keeper.close()
+    until(lambda: calls.wakes == 1)
+    calls.owner.close()
     until(lambda: table.settled, table)
-    assert len(calls.keeper.ask(0, 0, np.zeros(64, np.uint8))) == 0
+    assert len(calls.owner.request(0, 0, np.zeros(64, np.uint8))) == 0
 
 
-def test_what_fails_at_the_keeper_is_raised_at_the_worker():
-    table, failed = RayTable(lambda: None, keeps=False), Future()
+def test_an_error_of_the_owner_is_raised_at_the_worker():
+    table, failed = RayTable(lambda: None, owns_table=False), Future()
     failed.set_exception(ArithmeticError("this table has an edge"))
     table.call = lambda *_: SimpleNamespace(future=lambda: failed)
     table.begin(0, np.zeros((STATES, WORKERS), np.float32))

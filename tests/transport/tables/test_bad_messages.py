@@ -10,7 +10,7 @@ import pytest
 
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.transport import TableDelta
-from steppe.transport.tables.messages import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MERGE, MessageTable
+from steppe.transport.tables.messages import BEGIN, CLAIM, CLAIM_EPISODES, MERGE, REPLY, MessageTable
 from steppe.transport.tables.shared import ShmTable
 
 pytestmark = pytest.mark.unit
@@ -22,8 +22,8 @@ LOG_AT = 4096  # bytes: behind the page of the words comes the log of changed ro
 class Posted(MessageTable):
     """Keeps what it would send."""
 
-    def __init__(self, *, keeps: bool = True) -> None:
-        super().__init__(keeps=keeps)
+    def __init__(self, *, owns_table: bool = True) -> None:
+        super().__init__(owns_table=owns_table)
         self.posted: list[tuple[int, int, np.ndarray]] = []
 
     def _post(self, worker: int, what: int, data: np.ndarray) -> None:
@@ -31,7 +31,7 @@ class Posted(MessageTable):
 
     def arrive(self, worker: int, what: int, data: np.ndarray) -> None:
         """Hand a message on, as the transports do that carry them."""
-        self._take(worker, what, data)
+        self._handle(worker, what, data)
 
     def values(self) -> np.ndarray:
         """The table as its readers see it."""
@@ -89,8 +89,8 @@ def test_a_merge_that_is_damaged_is_counted_and_its_steps_are_given_out_with_the
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_after_a_damaged_merge_a_worker_and_the_others_take_as_much_as_is_asked_for(lost: int) -> None:
     """The worker takes 2 steps and an episode a message, and one of its messages is damaged on the way."""
-    keeper, worker = Posted(), Posted(keeps=False)
-    keeper.create(np.zeros((ROWS, ACTIONS), np.float32), 1, 20, episode_limit=10)
+    owner, worker = Posted(), Posted(owns_table=False)
+    owner.create(np.zeros((ROWS, ACTIONS), np.float32), 1, 20, episode_limit=10)
     local = np.zeros((ROWS, ACTIONS), np.float32)
     taken = messages = left = episodes_left = 0
 
@@ -101,11 +101,11 @@ def test_after_a_damaged_merge_a_worker_and_the_others_take_as_much_as_is_asked_
         for _, kind, data in worker.posted:
             messages += kind == MERGE
             damaged = kind == MERGE and messages == lost + 1
-            keeper.arrive(0, kind, data[:-1] if damaged else data)
+            owner.arrive(0, kind, data[:-1] if damaged else data)
         worker.posted.clear()
-        ((_, _, answer),) = keeper.posted
-        keeper.posted.clear()
-        worker.arrive(0, ANSWER, answer)
+        ((_, _, answer),) = owner.posted
+        owner.posted.clear()
+        worker.arrive(0, REPLY, answer)
         found = ask()
         assert found is not None
         return found
@@ -119,7 +119,7 @@ def test_after_a_damaged_merge_a_worker_and_the_others_take_as_much_as_is_asked_
             local[taken % ROWS] += 1.0
             worker.merge(0, TableDelta(np.arange(ROWS), np.ones((ROWS, ACTIONS), np.float32), 2, 1), 1.0)
             taken, left, episodes_left = taken + 2, left - 2, episodes_left - 1
-    totals = keeper.totals()
+    totals = owner.totals()
     assert (totals.steps, totals.episodes, totals.lost_steps) == (20, 10, 2)
     assert taken == 22, "the lost two were taken again, and no others"
 
@@ -130,15 +130,15 @@ def test_a_damaged_question_is_answered_with_nothing(what: int) -> None:
     table.create(np.zeros((ROWS, ACTIONS), np.float32), 2, 10, episode_limit=5)
     table.arrive(0, what, message([], values(0), (-3, 0, 0, 0)))
     ((worker, kind, data),) = table.posted
-    assert (worker, kind, int(data[:8].view(np.int64)[0])) == (0, ANSWER, 0)
+    assert (worker, kind, int(data[:8].view(np.int64)[0])) == (0, REPLY, 0)
     assert table.dropped == {"refused": 1}
 
 
 def test_an_answer_that_is_damaged_is_said() -> None:
-    table = Posted(keeps=False)
+    table = Posted(owns_table=False)
     assert table.begin(0, np.zeros((ROWS, ACTIONS), np.float32)) is None
     with pytest.raises(DamagedFile, match="names rows"):
-        table.arrive(0, ANSWER, message([10**8], values(1, 1)))
+        table.arrive(0, REPLY, message([10**8], values(1, 1)))
 
 
 @pytest.mark.parametrize("bad", [10**12, ROWS, -1, -5])

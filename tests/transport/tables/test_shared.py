@@ -25,37 +25,37 @@ def change(steps, episodes):
 
 
 @pytest.fixture
-def room():
-    room = make_shared_dir("tables", 1 << 20)
-    yield room
-    remove_shared_dir(room)
+def shared_dir():
+    shared_dir = make_shared_dir("tables", 1 << 20)
+    yield shared_dir
+    remove_shared_dir(shared_dir)
 
 
 @pytest.fixture(params=["local", "shm"])
-def pair(request, room):
+def pair(request, shared_dir):
     """A table as its keeper has it, and a function that opens it for another worker."""
     if request.param == "local":
         table = LocalTable()
         return table, lambda: table
-    return ShmTable(room), lambda: ShmTable(room)
+    return ShmTable(shared_dir), lambda: ShmTable(shared_dir)
 
 
 def test_a_worker_waits_for_the_table(pair):
-    keeper, opened = pair
+    owner, opened = pair
     local = np.zeros((4, 2), np.float32)
     assert opened().begin(0, local) is None
     assert opened().totals().steps == 0
-    keeper.create(np.full((4, 2), 0.5, np.float32), 1, 100, steps=7, episodes=2)
+    owner.create(np.full((4, 2), 0.5, np.float32), 1, 100, steps=7, episodes=2)
     assert opened().begin(0, local) == 0
     assert (local == 0.5).all()
     assert opened().totals()[:2] == (7, 2)
 
 
-@pytest.mark.parametrize("crowd", [1, 2, 5])
-def test_steps_given_out_are_those_asked_for(crowd, pair):
-    keeper, opened = pair
-    keeper.create(np.zeros((3, 2), np.float32), crowd, 1_000)
-    workers = [opened() for _ in range(crowd)]
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_steps_given_out_are_those_asked_for(num_workers, pair):
+    owner, opened = pair
+    owner.create(np.zeros((3, 2), np.float32), num_workers, 1_000)
+    workers = [opened() for _ in range(num_workers)]
     locals_ = [np.zeros((3, 2), np.float32) for _ in workers]
     for number, (worker, local) in enumerate(zip(workers, locals_, strict=True)):
         assert worker.begin(number, local) == 0
@@ -68,7 +68,7 @@ def test_steps_given_out_are_those_asked_for(crowd, pair):
                 worker.merge(number, change(steps, 1), 2.0)
         given, turns = given + sum(grants), turns + 1
     values = np.zeros((3, 2), np.float32)
-    totals = keeper.read(values)
+    totals = owner.read(values)
     assert given == totals.steps == 1_000
     assert (totals.started_s, totals.merged_s) == (1.0, 2.0)
     assert values.tolist() == [[0, 0], [1_000, 0], [0, 0]]
@@ -76,8 +76,8 @@ def test_steps_given_out_are_those_asked_for(crowd, pair):
 
 def test_more_than_was_given_counts(pair):
     """Whole episodes end when they end: the rest is given out less for it."""
-    keeper, opened = pair
-    keeper.create(np.zeros((3, 2), np.float32), 1, 100)
+    owner, opened = pair
+    owner.create(np.zeros((3, 2), np.float32), 1, 100)
     worker = opened()
     worker.begin(0, np.zeros((3, 2), np.float32))
     assert worker.claim(0, 60, 0.0) == 60
@@ -85,12 +85,12 @@ def test_more_than_was_given_counts(pair):
     assert worker.claim(0, 60, 0.0) == 25
     worker.merge(0, change(30, 1), 0.0)
     assert worker.claim(0, 60, 0.0) == 0
-    assert keeper.totals()[:2] == (105, 4)
+    assert owner.totals()[:2] == (105, 4)
 
 
 def test_steps_of_a_killed_worker_are_given_out_again(pair):
-    keeper, opened = pair
-    keeper.create(np.zeros((3, 2), np.float32), 1, 100)
+    owner, opened = pair
+    owner.create(np.zeros((3, 2), np.float32), 1, 100)
     local = np.zeros((3, 2), np.float32)
     worker = opened()
     worker.begin(0, local)
@@ -98,12 +98,12 @@ def test_steps_of_a_killed_worker_are_given_out_again(pair):
     again = opened()
     assert again.begin(0, local) == 40
     assert again.claim(0, 1_000, 0.0) == 100
-    assert keeper.totals().lost_steps == 40
+    assert owner.totals().lost_steps == 40
 
 
 def test_a_run_without_a_number_of_steps_gives_out_any(pair):
-    keeper, opened = pair
-    keeper.create(np.zeros((3, 2), np.float32), 4, None)
+    owner, opened = pair
+    owner.create(np.zeros((3, 2), np.float32), 4, None)
     worker = opened()
     worker.begin(2, np.zeros((3, 2), np.float32))
     assert worker.claim(2, 1 << 40, 0.0) == 1 << 40
@@ -111,8 +111,8 @@ def test_a_run_without_a_number_of_steps_gives_out_any(pair):
 
 def test_a_log_that_ran_over_loses_nothing(monkeypatch, pair):
     monkeypatch.setattr(tables, "LOG_ROWS", 16)
-    keeper, opened = pair
-    keeper.create(np.zeros((200, 1), np.float32), 2, None)
+    owner, opened = pair
+    owner.create(np.zeros((200, 1), np.float32), 2, None)
     one, other = opened(), opened()
     mine, theirs = np.zeros((200, 1), np.float32), np.zeros((200, 1), np.float32)
     one.begin(0, mine)
@@ -144,45 +144,45 @@ if number == 2:
 """
 
 
-def adding(room, number, rounds):
-    command = [sys.executable, "-c", ADDING, str(room), str(number), str(rounds)]
+def adding(shared_dir, number, rounds):
+    command = [sys.executable, "-c", ADDING, str(shared_dir), str(number), str(rounds)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_add_up_and_one_that_is_killed_holds_nobody_up(room):
-    keeper = ShmTable(room)
-    keeper.create(np.zeros((64, 3), np.float32), 3, None)
-    holder = adding(room, 2, 10)
+def test_processes_add_up_and_one_that_is_killed_holds_nobody_up(shared_dir):
+    owner = ShmTable(shared_dir)
+    owner.create(np.zeros((64, 3), np.float32), 3, None)
+    holder = adding(shared_dir, 2, 10)
     assert holder.stdout.readline() == "holding\n"
-    workers = [adding(room, number, 400) for number in (0, 1)]
+    workers = [adding(shared_dir, number, 400) for number in (0, 1)]
     os.kill(holder.pid, signal.SIGKILL)
     for process in (holder, *workers):
         process.communicate()
     assert [process.returncode for process in workers] == [0, 0]
     values = np.zeros((64, 3), np.float32)
-    totals = keeper.read(values)
+    totals = owner.read(values)
     assert values.sum(axis=0).tolist() == [2_000, 2_000, 50]
     assert totals.steps == 4_050
 
 
-def test_shared_memory_that_is_too_small_is_said(room, monkeypatch):
+def test_shared_memory_that_is_too_small_is_said(shared_dir, monkeypatch):
     def full(path, size=None, **options):
         path.touch()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tables, "map_file", full)
     with pytest.raises(UsageError, match="1526 MiB of shared memory for the table: No space left"):
-        ShmTable(room).create(np.broadcast_to(np.float32(0), (10**8, 4)), 1, None)
-    assert not list(room.glob("table*"))
+        ShmTable(shared_dir).create(np.broadcast_to(np.float32(0), (10**8, 4)), 1, None)
+    assert not list(shared_dir.glob("table*"))
 
 
-@pytest.mark.parametrize("crowd", [1, 3])
-def test_episodes_given_out_are_those_asked_for(crowd, pair):
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_episodes_given_out_are_those_asked_for(num_workers, pair):
     """A worker plays fewer than it was given at a time, and one is killed: what it had not brought is given out again."""
-    keeper, opened = pair
-    keeper.create(np.zeros((3, 2), np.float32), crowd, None, episodes=10, episode_limit=70)
-    workers = [opened() for _ in range(crowd)]
-    left = [0] * crowd
+    owner, opened = pair
+    owner.create(np.zeros((3, 2), np.float32), num_workers, None, episodes=10, episode_limit=70)
+    workers = [opened() for _ in range(num_workers)]
+    left = [0] * num_workers
     for number, worker in enumerate(workers):
         worker.begin(number, np.zeros((3, 2), np.float32))
     for turn in range(200):
@@ -196,5 +196,5 @@ def test_episodes_given_out_are_those_asked_for(crowd, pair):
             left[0] = 0
             workers[0] = opened()
             workers[0].begin(0, np.zeros((3, 2), np.float32))
-    assert left == [0] * crowd
-    assert keeper.totals().episodes == 70
+    assert left == [0] * num_workers
+    assert owner.totals().episodes == 70

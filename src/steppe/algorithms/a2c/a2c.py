@@ -12,8 +12,8 @@ import math
 import numba
 import numpy as np
 
+from steppe.algorithms.a2c.config import A2CConfig
 from steppe.algorithms.shared.on_policy import OnPolicyAgent
-from steppe.core.algorithms import A2CConfig
 from steppe.core.contracts.algorithm import Learned
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch

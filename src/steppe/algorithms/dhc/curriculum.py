@@ -31,14 +31,14 @@ class Curriculum:
         row, column = np.flatnonzero(self.agents == agents), np.flatnonzero(self.sizes == size)
         if not len(row) or not len(column):
             return False
-        lesson = int(row[0]), int(column[0])
-        self._outcomes[lesson][self._counts[lesson] % self.episodes] = success
-        self._counts[lesson] += 1
-        if self.standing[lesson] != OPEN or self._counts[lesson] < self.episodes:
+        stage = int(row[0]), int(column[0])
+        self._outcomes[stage][self._counts[stage] % self.episodes] = success
+        self._counts[stage] += 1
+        if self.standing[stage] != OPEN or self._counts[stage] < self.episodes:
             return False
-        if self._outcomes[lesson].sum() < self.passing * self.episodes:
+        if self._outcomes[stage].sum() < self.passing * self.episodes:
             return False
-        self._pass(*lesson)
+        self._pass(*stage)
         return True
 
     def _pass(self, row: int, column: int) -> None:
@@ -79,8 +79,8 @@ def sample_stages(
     """
     known, new = np.argwhere(stage_status != LOCKED), np.argwhere(stage_status == OPEN)
     renewing = stream.random(count) < 0.5
-    places = stream.random(count)
-    chosen = known[(places * len(known)).astype(np.int64)]
+    draws = stream.random(count)
+    chosen = known[(draws * len(known)).astype(np.int64)]
     if len(new):
-        chosen = np.where(renewing[:, None], new[(places * len(new)).astype(np.int64)], chosen)
+        chosen = np.where(renewing[:, None], new[(draws * len(new)).astype(np.int64)], chosen)
     return np.stack([agents[chosen[:, 0]], sizes[chosen[:, 1]]], axis=1)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from steppe.algorithms.dhc.config import DHCConfig
 from steppe.algorithms.dhc.curriculum import Curriculum, sample_stages
 from steppe.algorithms.dhc.network import DHCNetwork
 from steppe.algorithms.dhc.unroll import MultiAgentSequences
@@ -22,11 +23,10 @@ from steppe.algorithms.nn.torsos import build_seeded
 from steppe.algorithms.shared.base import TorchAgent
 from steppe.algorithms.shared.target_network import TargetNetwork
 from steppe.algorithms.shared.td_learning import RecurrentState, apex_epsilons, large_margin_loss, td_loss
-from steppe.core.algorithms import DHCConfig
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.sequences import sequence_priority
+from steppe.core.priorities import sequence_priority
 
 ENCODE_BATCH_SIZE = 256  # observations encoded per call: a tenth faster than 1,024 with 32 channels, no slower with 128
 
@@ -69,10 +69,10 @@ class DHC(TorchAgent):
         mask = np.ones((rows, agents), np.bool_) if comm_mask is None else comm_mask
         before = self._hidden_state.reset_where(starts)
         values = self._values(obs.reshape(-1, agents, *obs.shape[1:]), before, mask.reshape(-1, agents, agents))
-        there = np.einsum("naa->na", mask.reshape(-1, agents, agents))
-        action = self._chosen(values) * there
+        present = np.einsum("naa->na", mask.reshape(-1, agents, agents))
+        action = self._chosen(values) * present
         if explore:
-            self._explore(action, there)
+            self._explore(action, present)
         noted = {"q_val": values.reshape(rows, -1), "hidden": before.astype(np.float16), "comm_mask": mask}
         return {"action": action.reshape(rows), **noted}
 
@@ -80,20 +80,20 @@ class DHC(TorchAgent):
         """Return action values [N, A, actions], 0 for absent agents, and advance the hidden state."""
         network, device = self.network, self.flat.device
         worlds, agents = mask.shape[:2]
-        there = np.einsum("naa->na", mask)
-        last = 1 + int(there.any(axis=0).nonzero()[0].max(initial=0))  # later agents are absent in every environment
-        there = np.ascontiguousarray(there[:, :last])
+        present = np.einsum("naa->na", mask)
+        last = 1 + int(present.any(axis=0).nonzero()[0].max(initial=0))  # later agents are absent in every environment
+        present = np.ascontiguousarray(present[:, :last])
         values, after = np.zeros((worlds, agents, self.num_actions), np.float32), np.zeros_like(before)
         with torch.inference_mode():
-            views = as_tensor(obs[:, :last][there], device)
+            views = as_tensor(obs[:, :last][present], device)
             few = [views[at : at + ENCODE_BATCH_SIZE] for at in range(0, max(1, len(views)), ENCODE_BATCH_SIZE)]
             seen = torch.cat([network.encode(part) for part in few])
-            known = as_tensor(there, device)
+            known = as_tensor(present, device)
             taken_in = seen.new_zeros((worlds, last, seen.shape[1])).masked_scatter_(known.unsqueeze(2), seen)
             memory = as_tensor(before.reshape(worlds, agents, -1)[:, :last], device)
             memory = network.step(taken_in, memory, as_tensor(mask[:, :last, :last], device))[known]
-            values[:, :last][there] = network.values(memory).cpu().numpy()
-            after.reshape(worlds, agents, -1)[:, :last][there] = memory.cpu().numpy()
+            values[:, :last][present] = network.values(memory).cpu().numpy()
+            after.reshape(worlds, agents, -1)[:, :last][present] = memory.cpu().numpy()
         self._hidden_state.keep(after)
         return values
 
@@ -104,7 +104,7 @@ class DHC(TorchAgent):
         chosen: np.ndarray = (values + noise).argmax(axis=2)
         return chosen
 
-    def _explore(self, action: np.ndarray, there: np.ndarray) -> None:
+    def _explore(self, action: np.ndarray, present: np.ndarray) -> None:
         """In each environment that explores now, let one of the present agents take a random action.
 
         Only one, so that the other agents' experience remains that of the greedy policy. If only the first agent's
@@ -112,13 +112,13 @@ class DHC(TorchAgent):
         which agents explore.
         """
         worlds = len(action)
-        strays = self._stream.random(worlds) < self._epsilons(worlds)
-        place, choice = self._stream.random(worlds), self._stream.integers(self.num_actions, size=worlds)
+        explores = self._stream.random(worlds) < self._epsilons(worlds)
+        position, choice = self._stream.random(worlds), self._stream.integers(self.num_actions, size=worlds)
         if self.config.learn_from == "first":
-            place = np.zeros(worlds)
-        rank = (place * there.sum(axis=1)).astype(np.int64)
-        who = (there.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
-        action[strays, who[strays]] = choice[strays]
+            position = np.zeros(worlds)
+        rank = (position * present.sum(axis=1)).astype(np.int64)
+        who = (present.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
+        action[explores, who[explores]] = choice[explores]
 
     def _epsilons(self, worlds: int) -> np.ndarray:
         """Return the epsilons [N], also if `begin` was not called for this number of environments."""

@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from steppe.algorithms.dhc.expert import expert_action_mask
 from steppe.algorithms.dhc.network import DHCNetwork
 from steppe.algorithms.nn.flat_module import as_tensor
 from steppe.core.contracts.segment import Batch
-from steppe.core.guidance import expert_action_mask
 
 
 class MultiAgentSequences:

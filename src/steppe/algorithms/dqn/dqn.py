@@ -10,13 +10,13 @@ from typing import Any
 import numba
 import numpy as np
 
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.nn.flat_module import FlatModule
 from steppe.algorithms.nn.q_network import QFunction, build_q_network
 from steppe.algorithms.nn.torsos import build_seeded
 from steppe.algorithms.shared.base import TorchAgent
 from steppe.algorithms.shared.target_network import TargetNetwork
 from steppe.algorithms.shared.td_learning import epsilon_greedy
-from steppe.core.algorithms import DQNConfig
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch, Segment

@@ -15,7 +15,7 @@ from steppe.algorithms.nn.flat_module import as_tensor
 from steppe.algorithms.nn.mlp_kernels import HeadSpec, ParallelMLPs
 from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.algorithms.nn.torsos import build_torso, linear
-from steppe.core.algorithms import ActorCriticConfig
+from steppe.algorithms.shared.actor_critic_config import ActorCriticConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec
 

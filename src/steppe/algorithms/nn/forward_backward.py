@@ -26,8 +26,8 @@ from steppe.algorithms.nn.actor_critic import (
 from steppe.algorithms.nn.mlp_kernels import HeadSpec
 from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.algorithms.nn.rnn.network import RecurrentNetwork
+from steppe.algorithms.shared.actor_critic_config import ActorCriticConfig
 from steppe.algorithms.shared.td_learning import RecurrentState
-from steppe.core.algorithms import ActorCriticConfig
 from steppe.core.contracts.segment import Batch
 from steppe.core.contracts.specs import EnvSpec
 
@@ -134,11 +134,11 @@ class RecurrentPass:
 
     def trace(self, rollout: RolloutTargets, rows: np.ndarray) -> PolicyAndValue:
         batch, num_envs = rollout.batch, rollout.batch["valid"].shape[1]
-        envs, place = np.unique(rows % num_envs, return_inverse=True)
+        envs, column = np.unique(rows % num_envs, return_inverse=True)
         obs = batch["obs"][:-1].take(envs, axis=1)
         clear = _reset_mask(_episode_boundaries(batch), len(obs))[:, envs]
         outputs = self.body.trace(obs, batch["hidden"][0, envs], np.ascontiguousarray(clear)).outputs
-        self._picked, self._shape = rows // num_envs * len(envs) + place, outputs.shape
+        self._picked, self._shape = rows // num_envs * len(envs) + column, outputs.shape
         return split_policy_value(outputs.reshape(-1, outputs.shape[2])[self._picked], self.network.log_std)
 
     def backward(self, d_outputs: np.ndarray, d_value: np.ndarray) -> None:

@@ -40,7 +40,7 @@ class DenseLayer(nn.Module):
         return torch.addmm(self.bias, rows, self.weight)
 
     @property
-    def places(self) -> tuple[int, int]:
+    def offsets(self) -> tuple[int, int]:
         """Offsets of weight and bias in the flat vector."""
         return int(self.weight.storage_offset()), int(self.bias.storage_offset())
 
@@ -86,9 +86,9 @@ class ParallelMLPs(nn.Module):
         plan, num_hidden, num_out = [], 0, 0
         for *hidden, head in self._networks:
             for layer in hidden:
-                plan.append((*layer.weight.shape, *layer.places, num_hidden))
+                plan.append((*layer.weight.shape, *layer.offsets, num_hidden))
                 num_hidden += layer.weight.shape[1]
-            plan.append((*head.weight.shape, *head.places, num_out))
+            plan.append((*head.weight.shape, *head.offsets, num_out))
             num_out += head.weight.shape[1]
         table = np.array(plan, np.int64).reshape(len(self._networks), -1, 5)
         self._memory = _MLPWorkspace(self, parameters, gradient, table)
@@ -211,7 +211,7 @@ def _forward(
     count, last = len(rows), plan.shape[1] - 1
     for first in range(0, count, TILE):
         end = min(first + TILE, count)
-        stride, place = (count, first) if keep else (TILE, 0)
+        stride, offset = (count, first) if keep else (TILE, 0)
         for k in range(len(plan)):
             x = rows[first:end]
             for layer in range(last + 1):
@@ -219,7 +219,7 @@ def _forward(
                 weight = parameters[w : w + num_in * size].reshape(num_in, size)
                 bias = parameters[b : b + size]
                 if layer < last:
-                    start = at * stride + place * size
+                    start = at * stride + offset * size
                     y = hidden[start : start + (end - first) * size].reshape(end - first, size)
                     np.dot(x, weight, y)
                     _activate(y, bias, tanh)

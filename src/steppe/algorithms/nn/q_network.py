@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from steppe.algorithms.dqn.config import DQNConfig
 from steppe.algorithms.nn.flat_module import FlatModule, as_tensor
 from steppe.algorithms.nn.mlp_kernels import HeadSpec, ParallelMLPs
 from steppe.algorithms.nn.normalizers import ObsNormalizer, RewardNormalizer
 from steppe.algorithms.nn.torsos import DuelingHead, build_torso
-from steppe.core.algorithms import DQNConfig
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec
 

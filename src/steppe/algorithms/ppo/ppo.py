@@ -12,8 +12,8 @@ import numba
 import numpy as np
 
 from steppe.algorithms.nn.forward_backward import RolloutTargets
+from steppe.algorithms.ppo.config import PPOConfig
 from steppe.algorithms.shared.on_policy import OnPolicyAgent
-from steppe.core.algorithms import PPOConfig
 from steppe.core.contracts.algorithm import Learned, Tree
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch

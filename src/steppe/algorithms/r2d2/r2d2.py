@@ -17,6 +17,7 @@ from steppe.algorithms.nn.mlp_kernels import HeadSpec
 from steppe.algorithms.nn.rnn.cell import UnrollResult
 from steppe.algorithms.nn.rnn.network import RecurrentNetwork
 from steppe.algorithms.nn.torsos import build_seeded
+from steppe.algorithms.r2d2.config import R2D2Config
 from steppe.algorithms.shared.base import TorchAgent
 from steppe.algorithms.shared.target_network import TargetNetwork
 from steppe.algorithms.shared.td_learning import (
@@ -27,11 +28,10 @@ from steppe.algorithms.shared.td_learning import (
     first_learned_step,
     td_loss,
 )
-from steppe.core.algorithms import R2D2Config
 from steppe.core.contracts.algorithm import Learned, Progress, Tree
 from steppe.core.contracts.segment import Batch, Segment
 from steppe.core.contracts.specs import EnvSpec
-from steppe.core.sequences import sequence_priority
+from steppe.core.priorities import sequence_priority
 
 
 class R2D2(TorchAgent):

@@ -14,7 +14,7 @@ import torch
 from steppe.algorithms.nn.flat_module import FlatModule
 from steppe.algorithms.nn.optimizers import FlatAdam, FlatOptimizer, JointOptimizer
 from steppe.algorithms.shared.td_learning import RecurrentState
-from steppe.core.algorithms import AgentConfig
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.tunables import validate_changes
 from steppe.core.config.validation import validate_config
 from steppe.core.contracts.algorithm import JointStep, JointSum, Tree

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from steppe.core.algorithms import AgentConfig, agent_class
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import agent_class
 from steppe.core.config.tunables import validate_changes
 from steppe.core.contracts.algorithm import Agent, Learned, Progress, Tree, Tunable
 from steppe.core.contracts.errors import ConfigError

@@ -15,9 +15,9 @@ from steppe.algorithms.nn.flat_module import FlatModule
 from steppe.algorithms.nn.forward_backward import RolloutTargets, build_network, make_pass
 from steppe.algorithms.nn.normalizers import RunningMeanStd
 from steppe.algorithms.nn.torsos import build_seeded
+from steppe.algorithms.shared.actor_critic_config import ActorCriticConfig
 from steppe.algorithms.shared.base import TorchAgent
 from steppe.algorithms.shared.returns import gae
-from steppe.core.algorithms import ActorCriticConfig
 from steppe.core.contracts.algorithm import Progress, Tree
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.segment import Batch, Segment

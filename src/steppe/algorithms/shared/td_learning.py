@@ -14,7 +14,7 @@ import numpy as np
 
 from steppe.core.contracts.errors import NotFinite
 from steppe.core.contracts.segment import Batch
-from steppe.core.sequences import inverse_rescale_value, rescale_value
+from steppe.core.value_rescaling import inverse_rescale_value, rescale_value
 
 _rescale_value = numba.njit(cache=True, nogil=True)(rescale_value)
 _inverse_rescale_value = numba.njit(cache=True, nogil=True)(inverse_rescale_value)
@@ -25,8 +25,8 @@ def apex_epsilons(base: float, power: float, num_envs: int, actor: int, num_acto
 
     Neighbouring epsilons are in different actors, so each actor covers the whole range (Horgan et al. 2018).
     """
-    place = np.arange(num_envs) * num_actors + actor
-    shares: np.ndarray = base ** (1.0 + power * place / max(1, num_envs * num_actors - 1))
+    index = np.arange(num_envs) * num_actors + actor
+    shares: np.ndarray = base ** (1.0 + power * index / max(1, num_envs * num_actors - 1))
     return shares
 
 
@@ -34,8 +34,8 @@ def epsilon_greedy(
     action: np.ndarray, num_actions: int, epsilon: float | np.ndarray, stream: np.random.Generator
 ) -> np.ndarray:
     """Replace each action by a random one with probability epsilon; the same number of random draws either way."""
-    strays = stream.random(action.shape) < epsilon
-    chosen: np.ndarray = np.where(strays, stream.integers(num_actions, size=action.shape), action)
+    explores = stream.random(action.shape) < epsilon
+    chosen: np.ndarray = np.where(explores, stream.integers(num_actions, size=action.shape), action)
     return chosen
 
 
@@ -74,7 +74,7 @@ def first_learned_step(learn: np.ndarray) -> np.ndarray:
 class TDLoss:
     """A loss, its gradient by the action values [T, N, A], and |TD errors| [T, N], 0 in rows not learned from.
 
-    `core.sequences.sequence_priority` turns the errors into priorities.
+    `core.priorities.sequence_priority` turns the errors into priorities.
     """
 
     loss: float
@@ -167,13 +167,13 @@ def large_margin_loss(
     The loss is how far the best expert action lags behind the other actions plus `margin`, averaged over the learned
     rows that have an expert action. The gradient is with respect to the values [T, N, A].
     """
-    heard = learn & expert_mask.any(axis=2)
+    counted = learn & expert_mask.any(axis=2)
     rivals = values + np.float32(margin) * ~expert_mask
     best = np.where(expert_mask, values, np.float32(-np.inf)).argmax(axis=2)[..., None]
     rival = rivals.argmax(axis=2)[..., None]
     lag = (np.take_along_axis(rivals, rival, 2) - np.take_along_axis(values, best, 2))[..., 0]
-    share = 1.0 / max(1, int(np.count_nonzero(heard)))
-    gradient, weight = np.zeros_like(values), (heard * np.float32(share))[..., None]
+    share = 1.0 / max(1, int(np.count_nonzero(counted)))
+    gradient, weight = np.zeros_like(values), (counted * np.float32(share))[..., None]
     np.put_along_axis(gradient, rival, weight, 2)
     np.put_along_axis(gradient, best, np.take_along_axis(gradient, best, 2) - weight, 2)
-    return float(lag[heard].sum() * share), gradient
+    return float(lag[counted].sum() * share), gradient

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from steppe.algorithms.tabular.base import BaseAlgorithm
+from steppe.algorithms.tabular.config import ClassicConfig
 from steppe.algorithms.tabular.double_q import DoubleQLearning
 from steppe.algorithms.tabular.multistep import MultiStepAlgorithm, NStepQLearning, QLambda
 from steppe.algorithms.tabular.q_learning import OptimalQLearning
@@ -19,8 +20,8 @@ from steppe.algorithms.tabular.rng import WordStream
 from steppe.algorithms.tabular.sarsa import SARSA, ExpectedSARSA
 from steppe.algorithms.tabular.schedules import from_plain
 from steppe.algorithms.tabular.table import TableAlgorithm
-from steppe.core.algorithms import SCHEDULE_STEPS, ClassicConfig
 from steppe.core.config import references
+from steppe.core.config.fields import SCHEDULE_STEPS
 from steppe.core.config.tunables import validate_changes
 from steppe.core.config.validation import validate_config
 from steppe.core.contracts.algorithm import Learned, Progress, Tree

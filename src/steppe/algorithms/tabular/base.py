@@ -223,15 +223,15 @@ def find_wrapped_attribute(env: Any, name: str, default: Any) -> Any:
 def require_index(value: Any, name: str, size: int) -> int:
     """Return a state or action as a plain int; ConfigError unless it is an index of the table."""
     try:
-        place = index(value)
+        number = index(value)
     except TypeError:
         raise ConfigError(
             f"{name} {value!r} is not a whole number: FlattenMultiDiscreteWrapper numbers several choices, and "
             "gymnasium.wrappers.DiscretizeObservation real ones"
         ) from None
-    if not 0 <= place < size:
-        raise ConfigError(f"{name} {place} is outside the table: there are {size}, numbered from 0")
-    return place
+    if not 0 <= number < size:
+        raise ConfigError(f"{name} {number} is outside the table: there are {size}, numbered from 0")
+    return number
 
 
 def require_finite_reward(reward: Any) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 
 from steppe.core.array_checks import as_column
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.play import NumbaInt, random_below
+from steppe.core.system.random_words import NumbaInt, random_below
 
 VALID, LENGTHS_DIFFER = -1, -2  # no invalid row; columns of different lengths
 NO_MASKS = np.empty((0, 0), np.bool_)  # the masks of states that allow all actions

@@ -58,12 +58,14 @@ class MultiStepAlgorithm(TableAlgorithm):
         columns = self._columns(states, actions, rewards, next_states, dones)
         count = len(columns[0])
         cuts = np.zeros(count, np.bool_) if truncated is None else as_bools(truncated, "truncated")
-        lanes = np.zeros(count, np.int64) if streams is None else as_int64(streams, "streams")
-        if cuts.shape != (count,) or lanes.shape != (count,):
-            raise ConfigError(f"{count} rows need as many of truncated and streams, not {cuts.shape} and {lanes.shape}")
-        self._follow(lanes)
+        stream_indices = np.zeros(count, np.int64) if streams is None else as_int64(streams, "streams")
+        if cuts.shape != (count,) or stream_indices.shape != (count,):
+            raise ConfigError(
+                f"{count} rows need as many of truncated and streams, not {cuts.shape} and {stream_indices.shape}"
+            )
+        self._follow(stream_indices)
         masks = self._next_masks(next_masks, count)
-        wrong = self._learn_streams(columns, cuts, lanes, masks, self._discount(turn_based=turn_based))
+        wrong = self._learn_streams(columns, cuts, stream_indices, masks, self._discount(turn_based=turn_based))
         if wrong != batch_kernels.VALID:
             raise self._invalid_row_error(columns, masks, wrong)
 

@@ -25,12 +25,12 @@ class WordStream:
 
     def take_one(self) -> int:
         """Return the next word."""
-        place = self.cursor[0]
-        if place >= len(self.block):
+        position = self.cursor[0]
+        if position >= len(self.block):
             self.refill()
-            place = 0
-        self.cursor[0] = place + 1
-        return int(self.block[place])
+            position = 0
+        self.cursor[0] = position + 1
+        return int(self.block[position])
 
     def take(self, count: int) -> np.ndarray:
         """Return the next `count` words; read them before the next call."""
@@ -44,10 +44,10 @@ class WordStream:
 
     def state(self) -> Tree:
         """Return the position of the stream, as plain data."""
-        told = self._stream.bit_generator.state
-        numbers = {name: str(value) for name, value in told["state"].items()}  # 128 bits: too wide for msgpack
+        state = self._stream.bit_generator.state
+        numbers = {name: str(value) for name, value in state["state"].items()}  # 128 bits: too wide for msgpack
         left = [int(word) for word in self.block[int(self.cursor[0]) :]]
-        return {"pcg64": numbers, "half": [told["has_uint32"], told["uinteger"]], "left": np.array(left, np.uint64)}
+        return {"pcg64": numbers, "half": [state["has_uint32"], state["uinteger"]], "left": np.array(left, np.uint64)}
 
     def restore(self, state: Tree) -> None:
         """Restore the position that `state` returned."""

@@ -20,7 +20,7 @@ from steppe.algorithms.tabular.batch_kernels import (
     move_towards,
 )
 from steppe.algorithms.tabular.trace_kernels import push_lambda, push_n_step, ring_views
-from steppe.core.play import NumbaInt
+from steppe.core.system.random_words import NumbaInt
 
 NONE_ALLOWED, INVALID_STEP, OUT_OF_WORDS = -1, -2, -3  # reasons for no action: mask, invalid number, no words left
 

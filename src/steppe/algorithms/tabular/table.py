@@ -275,8 +275,8 @@ class TableAlgorithm(BaseAlgorithm):
         )  # fmt: skip
         shape = columns.states.shape
         if len(shape) != 1 or any(column.shape != shape for column in columns):
-            told = ", ".join(f"{name} {column.shape}" for name, column in columns._asdict().items())
-            raise ConfigError(f"the columns of a batch need one axis and one length, not {told}")
+            shapes = ", ".join(f"{name} {column.shape}" for name, column in columns._asdict().items())
+            raise ConfigError(f"the columns of a batch need one axis and one length, not {shapes}")
         return columns
 
     def _invalid_row_error(self, columns: TransitionColumns, masks: np.ndarray, row: int) -> SteppeError:

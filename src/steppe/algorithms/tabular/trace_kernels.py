@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from steppe.algorithms.tabular.batch_kernels import VALID, best_value, first_invalid_row, move_towards
-from steppe.core.play import NumbaInt
+from steppe.core.system.random_words import NumbaInt
 
 
 class TrajectoryRings(NamedTuple):
@@ -30,15 +30,15 @@ class TrajectoryRings(NamedTuple):
 
 def carve(numbers: np.ndarray, reals: np.ndarray, masks: np.ndarray, size: NumbaInt) -> TrajectoryRings:
     """Return the rings as views of three arrays; a call with three arrays takes a third of the time of eight."""
-    lanes = len(masks)
-    ring = lanes * size
+    num_streams = len(masks)
+    ring = num_streams * size
     return TrajectoryRings(
-        numbers[:ring].reshape(lanes, size),
-        numbers[ring : 2 * ring].reshape(lanes, size),
-        reals[:ring].reshape(lanes, size),
-        numbers[2 * ring : 2 * ring + lanes],
-        numbers[2 * ring + lanes : 2 * ring + 2 * lanes],
-        numbers[2 * ring + 2 * lanes :],
+        numbers[:ring].reshape(num_streams, size),
+        numbers[ring : 2 * ring].reshape(num_streams, size),
+        reals[:ring].reshape(num_streams, size),
+        numbers[2 * ring : 2 * ring + num_streams],
+        numbers[2 * ring + num_streams : 2 * ring + 2 * num_streams],
+        numbers[2 * ring + 2 * num_streams :],
         masks,
         reals[ring:],
     )
@@ -98,10 +98,10 @@ def push_n_step(
 ) -> None:
     """Append a step to a trajectory; learn from the oldest pending step if the ring is full, or from all at an end."""
     size = rings.states.shape[1]
-    place = (rings.heads[stream] + rings.counts[stream]) % size
-    rings.states[stream, place] = state
-    rings.actions[stream, place] = action
-    rings.rewards[stream, place] = reward
+    slot = (rings.heads[stream] + rings.counts[stream]) % size
+    rings.states[stream, slot] = state
+    rings.actions[stream, slot] = action
+    rings.rewards[stream, slot] = reward
     rings.counts[stream] += 1
     store_next_state(rings, stream, next_state, masks, row, discount)
     if done:
@@ -169,12 +169,12 @@ def push_lambda(
     rings.heads[stream] = newest
     rings.states[stream, newest], rings.actions[stream, newest] = state, action
     rings.counts[stream] = min(rings.counts[stream] + 1, size)
-    weight, place = 1.0, newest
+    weight, slot = 1.0, newest
     for _ in range(rings.counts[stream]):
-        s, a = rings.states[stream, place], rings.actions[stream, place]
+        s, a = rings.states[stream, slot], rings.actions[stream, slot]
         q[s, a] = np.float64(q[s, a]) + rate * weight * error
         weight *= discount * decay
-        place = place - 1 if place > 0 else size - 1  # a remainder would take longer than all the rest
+        slot = slot - 1 if slot > 0 else size - 1  # a remainder would take longer than all the rest
     store_next_state(rings, stream, next_state, masks, row, discount)
     if done or truncated:
         rings.counts[stream] = 0

@@ -18,7 +18,7 @@ def algos(
     as_json: AsJson = False,
 ) -> None:
     """List the algorithms, or the hyperparameters of one."""
-    from steppe.core.algorithms import ALGORITHMS, config_class
+    from steppe.core.config.algorithm_table import ALGORITHMS, config_class
 
     if name is not None:
         return _print_keys(config_class(name), as_json)

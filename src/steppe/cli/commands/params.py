@@ -1,5 +1,7 @@
-"""`steppe params …` and `steppe node`: a parameter server from a cluster's file, what it says of itself, and the nodes that
-meet there. Tokens come from files and the environment, never from the command line."""
+"""`steppe params …` and `steppe node`: parameter servers and nodes of a cluster that a TOML file describes.
+
+Tokens come from files and environment variables, never from the command line.
+"""
 
 from __future__ import annotations
 
@@ -21,41 +23,44 @@ if TYPE_CHECKING:
     from steppe.params.client import ParameterClient
     from steppe.params.server import ParameterServer
 
-params = typer.Typer(help="A parameter server for several machines.", rich_markup_mode=None, no_args_is_help=True)
+params = typer.Typer(help="Parameter server for several machines.", rich_markup_mode=None, no_args_is_help=True)
 
-File = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="The cluster's TOML file.", show_default=False)]
-MaybeFile = Annotated[Path | None, typer.Option("--cluster", metavar="FILE", help="The cluster's TOML file.")]
+File = Annotated[Path, typer.Option("--cluster", metavar="FILE", help="TOML file of the cluster.", show_default=False)]
+MaybeFile = Annotated[Path | None, typer.Option("--cluster", metavar="FILE", help="TOML file of the cluster.")]
 Address = Annotated[
-    str | None, typer.Argument(metavar="[URL]", help="grpc://host:port, or grpcs:// with TLS; or give --cluster.")
+    str | None,
+    typer.Argument(
+        metavar="[URL]", help="Address of the server: grpc://host:port, or grpcs:// with TLS; or give --cluster."
+    ),
 ]
-Ca = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="Who signed the server's certificate (PEM).")]
+Ca = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="CA certificate of the server (PEM).")]
 
 
 @params.command()
 def serve(cluster: File, as_json: AsJson = False) -> None:
-    """Serve the parameters that a cluster's file describes, until Ctrl-C or SIGTERM.
+    """Serve the parameters of a cluster until Ctrl-C or SIGTERM.
 
-    With [server] checkpoint it begins where it was stopped or killed. The token is STEPPE_PARAMS_TOKEN's, or each node's from
-    [server] tokens.
+    With [server] checkpoint it continues from its last checkpoint. STEPPE_PARAMS_TOKEN has the token of all nodes, or [server] tokens
+    one for each node.
     """
     from steppe.compose import cluster as clusters
     from steppe.core.config.run import from_environ, resolve_config
 
     described, run = _read_cluster(cluster)
     if described.backend != "grpc":
-        raise UsageError(f"with backend {described.backend!r} the first node brings the server up: start the nodes")
+        raise UsageError(f"with backend {described.backend!r} the first node starts the server: start the nodes")
     layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()))
     server = clusters.make_cluster_server(described, resolve_config(*layers))
-    ending = threading.Event()
+    stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())
+        signal.signal(number, lambda *_: stopping.set())
     try:
         port = clusters.serve_cluster(server, described)
         url = described.url.rpartition(":")[0] + f":{port}"
         _print_started(
             {"url": url, "run": server.run, "version": server.version, "fell_back": server.fell_back}, as_json=as_json
         )
-        while not ending.wait(1.0):
+        while not stopping.wait(1.0):
             server.tick()
         _stop(server, described)
     finally:
@@ -66,23 +71,26 @@ def _print_started(about: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         return emit(about)
     if about["fell_back"]:
-        print("steppe: WARNING: the newest checkpoint is damaged, the one before it was taken", file=sys.stderr)
-    begun = "anew" if not about["version"] else f"with version {about['version']}"
-    return print(f"serving run {about['run']} at {about['url']}, {begun}; Ctrl-C stops it", flush=True)
+        print("steppe: WARNING: the newest checkpoint is damaged; the previous one was loaded", file=sys.stderr)
+    start = "from the initial parameters" if not about["version"] else f"from version {about['version']}"
+    return print(f"serving run {about['run']} at {about['url']} {start}; stop with Ctrl-C", flush=True)
 
 
 def _stop(server: ParameterServer, cluster: ClusterConfig) -> None:
-    """What is under way is answered before the last checkpoint, so that nothing that was accepted is lost."""
+    """Finish calls in progress, then write the last checkpoint, so that no accepted push is lost."""
     server.stop_server()
     if cluster.server.checkpoint is not None:
         print(f"steppe: stopped at version {server.version}: {server.save_checkpoint()}", file=sys.stderr)
     else:
-        print(f"steppe: stopped at version {server.version}; [server] checkpoint would have kept it", file=sys.stderr)
+        print(
+            f"steppe: stopped at version {server.version}, which was not saved: [server] has no checkpoint",
+            file=sys.stderr,
+        )
 
 
 @params.command()
 def status(url: Address = None, cluster: MaybeFile = None, ca: Ca = None, as_json: AsJson = False) -> None:
-    """Show what a server has accepted and refused, and how far each node is."""
+    """Show accepted and refused pushes, and the progress of each node."""
     with _client(url, cluster, ca) as client:
         stats = client.get_server_stats()
     if as_json:
@@ -93,15 +101,15 @@ def status(url: Address = None, cluster: MaybeFile = None, ca: Ca = None, as_jso
     if workers:
         rows = [_worker_row(name, found) for name, found in workers.items()]
         print()
-        print_table(["node", "here", "accepted", "refused", "steps", "episodes"], rows)
+        print_table(["node", "connected", "accepted", "refused", "steps", "episodes"], rows)
     return None
 
 
 def _worker_row(name: str, found: dict[str, Any]) -> tuple[object, ...]:
     metrics = found["metrics"]
-    here = "yes" if found["registered"] else "no"
+    connected = "yes" if found["registered"] else "no"
     steps, episodes = (count(int(metrics[key])) if key in metrics else None for key in ("env_steps", "episodes"))
-    return name, here, found["accepted"], _format_value(found["refused"]), steps, episodes
+    return name, connected, found["accepted"], _format_value(found["refused"]), steps, episodes
 
 
 def _format_value(value: Any) -> str:
@@ -112,7 +120,7 @@ def _format_value(value: Any) -> str:
 
 @params.command()
 def checkpoint(url: Address = None, cluster: MaybeFile = None, ca: Ca = None, as_json: AsJson = False) -> None:
-    """Let a server write a checkpoint now, where it was told to keep them."""
+    """Make a server write a checkpoint now, to its configured path."""
     with _client(url, cluster, ca) as client:
         path = client.save_checkpoint()
     emit({"path": path}) if as_json else print(path)
@@ -120,20 +128,20 @@ def checkpoint(url: Address = None, cluster: MaybeFile = None, ca: Ca = None, as
 
 @params.command()
 def privacy(
-    epsilon: Annotated[float | None, typer.Option(metavar="E", help="The budget.")] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="N", help="Rounds that are released.")] = None,
+    epsilon: Annotated[float | None, typer.Option(metavar="E", help="The privacy budget.")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Number of released rounds.")] = None,
     noise: Annotated[float | None, typer.Option(metavar="Z", help="The noise multiplier.")] = None,
-    delta: Annotated[float, typer.Option(metavar="D", help="The chance that the promise does not hold.")] = 1e-5,
-    sampling_rate: Annotated[float, typer.Option(metavar="Q", help="The share of clients drawn each round.")] = 1.0,
+    delta: Annotated[float, typer.Option(metavar="D", help="Probability that the guarantee does not hold.")] = 1e-5,
+    sampling_rate: Annotated[float, typer.Option(metavar="Q", help="Share of clients sampled in each round.")] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a private run before it begins: of --epsilon, --rounds and --noise give two, and learn the third."""
+    """Plan a private run: give two of --epsilon, --rounds and --noise; the third is computed."""
     plan = _plan_privacy(epsilon, rounds, noise, delta, sampling_rate)
     if as_json:
         return emit(plan)
     return print(
         f"epsilon {plan['epsilon']:.4g} (delta {delta:g}): {plan['rounds']} rounds with noise multiplier {plan['noise']:.4g}"
-        + (f", drawing {sampling_rate:.3g} of the clients each round" if sampling_rate < 1.0 else "")
+        + (f", sampling {sampling_rate:.3g} of the clients in each round" if sampling_rate < 1.0 else "")
     )
 
 
@@ -164,14 +172,14 @@ def _client(url: str | None, cluster: Path | None, ca: Path | None) -> Parameter
     from steppe.params.client import ParameterClient
 
     if (url is None) == (cluster is None):
-        raise UsageError("which server? Give its URL (grpc://host:port), or --cluster FILE")
+        raise UsageError("no server given: give its URL (grpc://host:port), or --cluster FILE")
     if cluster is not None:
         from steppe.core.config.cluster import read_cluster_file
         from steppe.roles.cluster.node import connect
 
         described, _ = read_cluster_file(cluster)
         if described.backend == "mpi":
-            raise UsageError("an MPI world's server can be asked from within only: look at the nodes' runs")
+            raise UsageError("the server of an MPI world cannot be reached from outside: see the runs of its nodes")
         if described.backend == "ray":
             return connect(described.model_copy(update={"retry_s": 0.0}))
         files = described.tls
@@ -184,25 +192,26 @@ def node(
     cluster: File,
     node_id: Annotated[
         str | None,
-        typer.Option("--node-id", metavar="ID", help="Which node this is; in an MPI world its rank says it."),
+        typer.Option("--node-id", metavar="ID", help="Name of this node. Default in an MPI world: by rank."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train as one node of a cluster.
 
-    The file's table [run] says what is trained.
+    The table [run] of the file describes what is trained.
     """
     from steppe.cli.commands.train import exit_code, print_failure, run_with_live_view
     from steppe.compose.cluster import hosted_cluster_server
+    from steppe.compose.main_loop import MainLoop
     from steppe.core.config.run import from_environ, resolve_config
-    from steppe.training.train import MainLoop, run_experiment
+    from steppe.training.train import run_experiment
 
     described, run = _read_cluster(cluster)
     joined = described.model_dump(mode="json", exclude_none=True) | {"node_id": node_id or _node_id_by_rank(described)}
     keys = {f"cluster.{key}": value for key, value in joined.items()}
     layers = ((f"{cluster} [run]", _flat(run)), ("environment", from_environ()), (str(cluster), keys))
     found = resolve_config(*layers).config
-    seed = (f"{cluster}, and which node this is", {"seed": found.seed + found.cluster.seed_offset})
+    seed = (f"{cluster} and the rank of the node", {"seed": found.seed + found.cluster.seed_offset})
     resolved = resolve_config(*layers, seed)
     with hosted_cluster_server(resolved.config.cluster, MainLoop.of(resolved)):
         result = run_with_live_view(lambda observers: run_experiment(resolved, observers=observers), as_json=as_json)
@@ -212,7 +221,7 @@ def node(
 
 def _node_id_by_rank(cluster: ClusterConfig) -> str:
     if cluster.backend != "mpi":
-        raise UsageError("which node is this? Give --node-id")
+        raise UsageError("no node given: give its name with --node-id")
     from steppe.roles.cluster.mpi import join_mpi_cluster
 
     rank: int = join_mpi_cluster(cluster).COMM_WORLD.rank
@@ -220,12 +229,12 @@ def _node_id_by_rank(cluster: ClusterConfig) -> str:
 
 
 def _read_cluster(path: Path) -> tuple[ClusterConfig, dict[str, Any]]:
-    """A cluster's file, which has to say what is trained."""
+    """Read a cluster file; raises ConfigError if it does not describe what is trained."""
     from steppe.core.config.cluster import read_cluster_file
 
     cluster, run = read_cluster_file(path)
     if "env" not in run:
-        raise ConfigError(f"{path} does not say what is trained: add a table [run] with env and algo")
+        raise ConfigError(f"{path} has no table [run] with env and algo: add it")
     return cluster, run
 
 

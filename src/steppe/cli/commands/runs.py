@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from steppe.records.run_directory import RunDirectory, RunInfo
     from steppe.records.store import Status
     from steppe.records.view import RunView
+    from steppe.training.seeds.group import SeedGroup
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or its directory.", show_default=False)]
 RunOrCheckpoint = Annotated[
@@ -120,12 +121,16 @@ def stop(
     timeout_s: Annotated[float, typer.Option(metavar="S", min=0, help="Maximum wait in seconds.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a run after it has written a checkpoint.
+    """Stop a run or a group of seeds, with a checkpoint.
 
     Exit code 4 if the run has already ended, 1 if it did not end within --timeout-s.
     """
     from steppe.core.contracts.transport import COMMANDS
     from steppe.records.run_directory import RunDirectory
+    from steppe.training.seeds.group import SeedGroup
+
+    if (group := SeedGroup.find(run)) is not None:
+        return _stop_group(group, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
     directory = RunDirectory.open(run)
     _require_live(directory)
@@ -136,6 +141,24 @@ def stop(
         emit({"run": directory.id, "state": status.state, "reason": status.reason, "command": command["id"]})
     else:
         print(f"{directory.id} has ended: {status.state}" if wait else f"{directory.id} was asked to stop")
+    return None
+
+
+def _stop_group(group: SeedGroup, *, wait: bool, timeout_s: float, as_json: bool) -> None:
+    from steppe.records.view import ENDED
+
+    unfinished = [result for result in group.results() if result.state not in ENDED]
+    if not unfinished:
+        raise Conflict(f"{group.id} cannot be stopped: all of its runs have already ended")
+    group.stop(f"cli:{getpass.getuser()}")
+    if wait:
+        for run in group.existing().values():
+            _wait_until_ended(run, timeout_s)
+    states = {result.seed: result.state for result in group.results()}
+    if as_json:
+        emit({"group": group.id, "states": states})
+    else:
+        print(f"{group.id} has ended" if wait else f"{group.id} was asked to stop")
 
 
 def _require_live(directory: RunDirectory) -> None:

@@ -130,10 +130,10 @@ def _games() -> None:
     """Compile the game trainer and the vectorized TicTacToe environment."""
     import numpy as np
 
-    from steppe.algorithms.tabular.game_trainer import GameTrainer
     from steppe.algorithms.tabular.q_learning import OptimalQLearning
     from steppe.envs.tictactoe.env import tictactoe
     from steppe.envs.tictactoe.vector import TicTacToeVectorEnv
+    from steppe.roles.tabular.game_trainer import GameTrainer
 
     game = tictactoe()
     for opponent in ("random", "self"):

@@ -25,45 +25,45 @@ class _AutoscaledRun:
     view: RunView
     scaler: Autoscaler
     load_windows: LoadWindows = field(default_factory=LoadWindows)
-    said: tuple[int, str] | None = None
+    reported: tuple[int, str] | None = None  # the newest decision in the event log
 
 
 class AutoscaleLoop(PeriodicTask):
     """Handles only runs whose number of actors can change."""
 
-    def __init__(self, service: Service, how: Literal["recommend", "set"], policy: ScalingPolicy) -> None:
-        super().__init__(NAME, POLL_INTERVAL_S, lambda: self.look(time.time()))
-        self._service, self._how, self._policy = service, how, policy
+    def __init__(self, service: Service, mode: Literal["recommend", "set"], policy: ScalingPolicy) -> None:
+        super().__init__(NAME, POLL_INTERVAL_S, lambda: self.poll(time.time()))
+        self._service, self._mode, self._policy = service, mode, policy
         self._runs: dict[str, _AutoscaledRun] = {}
         self._refused: dict[str, str] = {}
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Poll every run once."""
-        going = {run.id for run in self._service.list_runs().runs if run.state == "RUNNING"}
-        self._runs = {run: tended for run, tended in self._runs.items() if run in going}
-        for run in sorted(going):
+        running = {run.id for run in self._service.list_runs().runs if run.state == "RUNNING"}
+        self._runs = {run: autoscaled for run, autoscaled in self._runs.items() if run in running}
+        for run in sorted(running):
             try:
-                self._tend(run, now_s)
+                self._poll_run(run, now_s)
             except SteppeError as error:
                 if self._refused.get(run) != str(error):
-                    self._say(run, "refused", {"message": str(error)})
+                    self._log_event(run, "refused", {"message": str(error)})
                 self._refused[run] = str(error)
 
-    def _tend(self, run: str, now_s: float) -> None:
+    def _poll_run(self, run: str, now_s: float) -> None:
         actors = self._service.get_actors(run)
         if not actors.most or not actors.desired or actors.ready != actors.desired:
             return  # fixed, switched off manually, or still changing
-        tended = self._runs.get(run) or self._begin(run, actors.most)
-        tended.view.refresh()
-        load = tended.load_windows.next(tended.view, actors.ready)
+        autoscaled = self._runs.get(run) or self._begin(run, actors.most)
+        autoscaled.view.refresh()
+        load = autoscaled.load_windows.next(autoscaled.view, actors.ready)
         if load is None:
             return
-        advice = tended.scaler.look(load, now_s)
-        if advice.act and self._how == "set":
-            self._service.scale_actors(run, advice.wanted, NAME)
-            self._tell(run, tended, advice, "set")
-        elif (advice.wanted, advice.reason) != tended.said:
-            self._tell(run, tended, advice, "recommended")
+        decision = autoscaled.scaler.decide(load, now_s)
+        if decision.act and self._mode == "set":
+            self._service.scale_actors(run, decision.target, NAME)
+            self._report(run, autoscaled, decision, "set")
+        elif (decision.target, decision.reason) != autoscaled.reported:
+            self._report(run, autoscaled, decision, "recommended")
 
     def _begin(self, run: str, most: int) -> _AutoscaledRun:
         view = RunView(RunDirectory(self._service.root / run))
@@ -71,11 +71,11 @@ class AutoscaleLoop(PeriodicTask):
         self._runs[run] = _AutoscaledRun(view, Autoscaler(policy))
         return self._runs[run]
 
-    def _tell(self, run: str, tended: _AutoscaledRun, advice: ScalingDecision, what: str) -> None:
-        tended.said = (advice.wanted, advice.reason)
-        details = {"actors": advice.actors, "wanted": advice.wanted, "reason": advice.reason, "message": advice.words}
-        self._say(run, what, details)
+    def _report(self, run: str, autoscaled: _AutoscaledRun, decision: ScalingDecision, what: str) -> None:
+        autoscaled.reported = (decision.target, decision.reason)
+        details = {"actors": decision.actors, "wanted": decision.target, "reason": decision.reason}
+        self._log_event(run, what, {**details, "message": decision.message})
 
-    def _say(self, run: str, what: str, details: Mapping[str, object]) -> None:
+    def _log_event(self, run: str, what: str, details: Mapping[str, object]) -> None:
         event = EventReport(run=run, kind="note", role=NAME, details={"what": what, **details})
         RunDirectory(self._service.root / run).board.post(EVENTS, event.record())

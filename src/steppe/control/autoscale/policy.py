@@ -3,7 +3,7 @@
 CPU use and queue length are misleading here: an actor is busy whether or not the learner can use what it collects, and
 queued experience is not remaining work but grows stale before it is learned from. The waiting times decide: a learner
 that waits for experience needs more actors, actors that are blocked by the learner are too many, and segments that are
-dropped for their age were collected in vain.
+dropped for their age were collected for nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class ScalingPolicy:
 
     least: int = 1
     most: int = 16
-    looks: int = 3  # consecutive decisions that must agree on the direction
-    rest_s: float = 60.0  # after a change, for its effect to show
-    starving: float = 0.25  # learner's share of waiting from which on it lacks experience
-    flooded: float = 0.30  # actors' share of being blocked from which on there are too many
-    dropped: float = 0.05  # share of segments too old to learn from, from which on there are too many
+    consecutive: int = 3  # decisions that must agree on the direction
+    cooldown_s: float = 60.0  # after a change, until its effect is measurable
+    starving: float = 0.25  # share of its time that the learner waits, above which more actors are needed
+    flooded: float = 0.30  # share of their time that actors are blocked, above which there are too many
+    dropped: float = 0.05  # share of segments dropped for their age, above which there are too many actors
     target_utilization: float = 0.90  # share of its time that the slower side should be busy
     max_growth: float = 2.0  # maximum factor of one step
 
@@ -42,14 +42,14 @@ class RunLoad:
     dropped: float = 0.0  # segments too old, of all that arrived
     lag: float | None = None  # versions between collecting and learning, on average
     samples_per_insert: float | None = None  # sampled per inserted step; None without a replay buffer
-    samples_wanted: float | None = None  # what the run's configuration asks for
+    configured_samples_per_insert: float | None = None
 
     @property
     def missing_samples_share(self) -> float:
         """Share of the configured samples per insert that was not sampled."""
-        if not self.samples_wanted or self.samples_per_insert is None:
+        if not self.configured_samples_per_insert or self.samples_per_insert is None:
             return 0.0
-        return max(0.0, 1.0 - self.samples_per_insert / self.samples_wanted)
+        return max(0.0, 1.0 - self.samples_per_insert / self.configured_samples_per_insert)
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,21 @@ class ScalingDecision:
     """The recommended number of actors, and the reason; `act` once it should be set."""
 
     actors: int
-    wanted: int
+    target: int
     reason: Literal["starving", "flooded", "dropped", "behind", "both", "balanced"]
-    words: str
+    message: str
     act: bool = False
 
 
 def decide_scaling(load: RunLoad, policy: ScalingPolicy) -> ScalingDecision:
     """Return the decision for one window."""
-    reason, target, why = _target_actors(load, policy)
+    reason, target, cause = _target_actors(load, policy)
     bounded = max(policy.least, min(policy.most, target, math.ceil(load.actors * policy.max_growth)))
-    words = f"{why}: {_describe_change(load.actors, bounded)}"
+    message = f"{cause}: {_describe_change(load.actors, bounded)}"
     if bounded != target and reason != "balanced":
-        words += f" ({target} would fit, within {policy.least} to {policy.most} and at most {policy.max_growth:g} times at once)"
-    return ScalingDecision(load.actors, bounded, reason, words)
+        limits = f"{policy.least} to {policy.most} actors, and growth by a factor of {policy.max_growth:g} per change"
+        message += f" (unlimited: {target}; the limits are {limits})"
+    return ScalingDecision(load.actors, bounded, reason, message)
 
 
 def _target_actors(
@@ -83,11 +84,17 @@ def _target_actors(
         return "dropped", fewer, f"{format_percent(load.dropped)} of the segments are dropped for their age{lag}"
     if load.missing_samples_share >= policy.flooded and load.waits < policy.starving:
         fewer = max(1, math.ceil(n * (1.0 - load.missing_samples_share)))
-        return "behind", fewer, f"{load.samples_per_insert:.2f} of {load.samples_wanted:g} samples per insert are drawn"
+        return (
+            "behind",
+            fewer,
+            f"{load.samples_per_insert:.2f} of {load.configured_samples_per_insert:g} samples per insert are drawn",
+        )
     starving, flooded = load.waits >= policy.starving, load.blocked >= policy.flooded
     if starving and flooded:
-        why = f"the learner waits {format_percent(load.waits)} and the actors are held up {format_percent(load.blocked)}: what is between them"
-        return "both", n, f"{why} is slow, which neither more nor fewer actors change"
+        shares = (
+            f"the learner waits {format_percent(load.waits)} and the actors are blocked {format_percent(load.blocked)}"
+        )
+        return "both", n, f"{shares}: the transport between them is slow, and another number of actors does not help"
     if starving:
         busy = max(0.02, 1.0 - load.waits)
         return (
@@ -97,17 +104,17 @@ def _target_actors(
         )
     if flooded:
         fewer = max(1, math.ceil(n * (1.0 - load.blocked) / policy.target_utilization))
-        return "flooded", fewer, f"the actors are held up {format_percent(load.blocked)} by the learner{lag}"
+        return "flooded", fewer, f"the actors are blocked {format_percent(load.blocked)} by the learner{lag}"
     return (
         "balanced",
         n,
-        f"the learner waits {format_percent(load.waits)}, the actors are held up {format_percent(load.blocked)}",
+        f"the learner waits {format_percent(load.waits)}, the actors are blocked {format_percent(load.blocked)}",
     )
 
 
 def _describe_change(now: int, then: int) -> str:
     if now == then:
-        return f"{now} actors are right"
+        return f"{now} actors are the right number"
     return f"{then} actors instead of {now}"
 
 
@@ -119,23 +126,23 @@ class Autoscaler:
     _recent: deque[ScalingDecision] = field(default_factory=deque)
     _cooldown_until_s: float = 0.0
 
-    def look(self, load: RunLoad, now_s: float) -> ScalingDecision:
+    def decide(self, load: RunLoad, now_s: float) -> ScalingDecision:
         """Return the decision for the newest window; with `act`, set the most cautious of the agreeing numbers."""
-        advice = decide_scaling(load, self.policy)
+        decision = decide_scaling(load, self.policy)
         if now_s < self._cooldown_until_s or (self._recent and self._recent[-1].actors != load.actors):
             self._recent.clear()
         if now_s < self._cooldown_until_s:
-            return advice
-        self._recent.append(advice)
-        while len(self._recent) > self.policy.looks:
+            return decision
+        self._recent.append(decision)
+        while len(self._recent) > self.policy.consecutive:
             self._recent.popleft()
-        ways = {_sign(one.wanted - one.actors) for one in self._recent}
-        if len(self._recent) < self.policy.looks or ways not in ({1}, {-1}):
-            return advice
-        cautious = (min if ways == {1} else max)(self._recent, key=lambda one: one.wanted)
+        directions = {_sign(one.target - one.actors) for one in self._recent}
+        if len(self._recent) < self.policy.consecutive or directions not in ({1}, {-1}):
+            return decision
+        cautious = (min if directions == {1} else max)(self._recent, key=lambda one: one.target)
         self._recent.clear()
-        self._cooldown_until_s = now_s + self.policy.rest_s
-        return ScalingDecision(cautious.actors, cautious.wanted, cautious.reason, cautious.words, act=True)
+        self._cooldown_until_s = now_s + self.policy.cooldown_s
+        return ScalingDecision(cautious.actors, cautious.target, cautious.reason, cautious.message, act=True)
 
 
 def _sign(number: int) -> int:
@@ -164,17 +171,17 @@ class LoadWindows:
             return None
         self._before = now
         acting = [_phase_share(phases, "blocked") for role, phases in spent.items() if role.startswith("actor-")]
-        told = [share for share in acting if share is not None]
+        known = [share for share in acting if share is not None]
         arrived = (old - before[1]) + (learned - before[2])
-        drawn, came = (now[3].get(key, 0.0) - before[3].get(key, 0.0) for key in ("sampled", "inserted"))
+        sampled, inserted = (now[3].get(key, 0.0) - before[3].get(key, 0.0) for key in ("sampled", "inserted"))
         return RunLoad(
             actors=actors,
             waits=_phase_share(learner, "wait") or 0.0,
-            blocked=sum(told) / len(told) if told else 0.0,
+            blocked=sum(known) / len(known) if known else 0.0,
             dropped=(old - before[1]) / arrived if arrived else 0.0,
             lag=view.lag_mean,
-            samples_per_insert=drawn / came if came > 0 else None,
-            samples_wanted=getattr(view.config.agent, "samples_per_insert", None),
+            samples_per_insert=sampled / inserted if inserted > 0 else None,
+            configured_samples_per_insert=getattr(view.config.agent, "samples_per_insert", None),
         )
 
 

@@ -94,7 +94,7 @@ class ExternalBackend:
             record = new_operation("start", run, issuer, deadline_s=START_S)
             with self._commands.sending(directory, record, expected) as command:
                 database.change(run, "running", expected)
-                directory.store.set_status(STARTING, START_REQUESTED, "waits for its roles: docker compose up")
+                directory.store.set_status(STARTING, START_REQUESTED, "waiting for its roles: docker compose up")
                 database.save_operation(record)
                 directory.store.post(COMMANDS, {**command, "command": "resume"})
             return record
@@ -139,7 +139,7 @@ class ExternalBackend:
             if record["kind"] != "stop" or not late:
                 return refresh_from_store(self._runs, record)
             ended = self._runs.directory(record["run"]).store.status().state in ENDED
-            state, message = ("succeeded", None) if ended else ("failed", f"it has not stopped within {STOP_S:g} s")
+            state, message = ("succeeded", None) if ended else ("failed", f"the run did not stop within {STOP_S:g} s")
             changed = record | {"state": state, "message": message, "finished_s": time.time()}
             self._runs.database.save_operation(changed)
             return changed
@@ -163,14 +163,14 @@ class ExternalBackend:
         manifest = self._mirror.manifest if self._mirror else find_manifest(self._brokers, self._run)
         if manifest is None or manifest == self._manifest:
             return
-        config = unflatten(manifest.order.config).model_copy(update={"name": self._run, "run_dir": None})
+        config = unflatten(manifest.launch_spec.config).model_copy(update={"name": self._run, "run_dir": None})
         path = self._runs.root / self._run
         if not (path / RECORD).exists():
             directory = RunDirectory.create(config, {})
         else:
             directory = RunDirectory(path)
             directory.acquire()
-        directory.settle(config, manifest.order.env_spec)
+        directory.write_resolved(config, manifest.launch_spec.env_spec)
         directory.release()
         self._runs.forget(self._run)
         self._manifest = manifest
@@ -197,7 +197,7 @@ def _derive_state(before: Status, report: TrainingReport | None, newest_command:
     if before.reason == START_REQUESTED:
         return None  # the operator may take any time to start it
     if report is None:
-        return STARTING, None, "waits for its learner"
+        return STARTING, None, "waiting for its learner"
     if newest_command == "finish":
         return SUCCEEDED, "complete", "the run is complete"
     if report.final:

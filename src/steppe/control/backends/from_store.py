@@ -10,7 +10,7 @@ from steppe.control import models
 from steppe.control.backends.base import HyperparameterPlan
 from steppe.control.operations import Record, refresh_operation
 from steppe.control.repository import RunRepository
-from steppe.core.config.tunables import tunable_fields, validate_changes
+from steppe.core.config.tunables import needs_spec, tunable_fields, validate_changes
 from steppe.core.contracts.errors import Conflict, RunNotFound
 from steppe.records.run_directory import RunDirectory
 from steppe.records.store import NO_OWNER, PAUSED, RUNNING, SUCCEEDED
@@ -36,6 +36,12 @@ def plan_hyperparameters(runs: RunRepository, directory: RunDirectory, values: M
     status = directory.store.status()
     if status.state == SUCCEEDED:
         raise Conflict(f"{directory.path.name} is complete: its hyperparameters have no effect any more")
+    doubtful = needs_spec(config.agent, changed)
+    if doubtful and directory.spec is None and not status.live:  # a live learner validates them itself
+        raise Conflict(
+            f"{', '.join(doubtful)}: only some environments support it, and {directory.path.name} has not started yet: retry "
+            "when it has, or create a new run with that value"
+        )
     return HyperparameterPlan(config, changed, tuple(tunable_fields(config)) if status.live else ())
 
 

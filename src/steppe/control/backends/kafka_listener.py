@@ -47,7 +47,7 @@ class StartCommandListener(PeriodicTask):
     required_for_readiness = True
 
     def __init__(self, service: Service, config: KafkaConfig) -> None:
-        super().__init__("hearing", POLL_INTERVAL_S, self.look)
+        super().__init__("command-listener", POLL_INTERVAL_S, self.poll)
         self._service, self._connection = service, KafkaConnection(config, "")
         self._topic, self._path = self._connection.topic(COMMANDS), service.private / CURSOR_FILE
         self._since_s = time.time() - MAX_CLOCK_SKEW_S  # a run may be created and requested before brokers first answer
@@ -57,10 +57,10 @@ class StartCommandListener(PeriodicTask):
 
     def stop(self) -> None:
         super().stop()
-        self._leave()
+        self._close_reader()
         self._dead_letters.close()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read new commands; raises Unreachable without brokers. CommandPublisher answers started operations."""
         try:
             self._partition_reader = self._partition_reader or self._open_reader()
@@ -68,7 +68,7 @@ class StartCommandListener(PeriodicTask):
             self._partition_reader.progress()
             self._dead_letters.progress()
         except SteppeError:
-            self._leave()
+            self._close_reader()
             raise
         if self._next != before:
             write_json(self._path, {self._topic: self._next})
@@ -82,11 +82,11 @@ class StartCommandListener(PeriodicTask):
             with open_consumer(self._connection) as consumer:
                 self._next = find_offset_at(consumer, self._topic, self._since_s)
             write_json(self._path, {self._topic: self._next})
-        feed = PartitionReader(self._connection)
-        feed.follow(self._topic, 0, self._next, self._take)
-        return feed
+        reader = PartitionReader(self._connection)
+        reader.follow(self._topic, 0, self._next, self._take)
+        return reader
 
-    def _leave(self) -> None:
+    def _close_reader(self) -> None:
         if self._partition_reader is not None:
             self._partition_reader.close()
             self._partition_reader = None
@@ -103,22 +103,22 @@ class StartCommandListener(PeriodicTask):
 
     def _note(self, details: Mapping[str, Any]) -> None:
         """Record a refusal in the audit log, as it belongs to no known run."""
-        self._service.database.audit("kafka", "control", "hear", None, f"refused: {details['message']}")
+        self._service.database.audit("kafka", "control", "read_commands", None, f"refused: {details['message']}")
 
     def _handle_safely(self, message: Message, record: Mapping[str, Any]) -> None:
         """Handle a command; one that fails for any reason must not block the next."""
         try:
-            self._hear(decode_headers(message).get("run", b"").decode(errors="replace"), record)
+            self._handle(decode_headers(message).get("run", b"").decode(errors="replace"), record)
         except (SteppeError, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - the reason is in the dead-letter queue
-            self._dead_letters.refuse(message, f"it could not be carried out: {type(error).__name__}: {error}"[:300])
+            self._dead_letters.refuse(message, f"it could not be executed: {type(error).__name__}: {error}"[:300])
 
-    def _hear(self, named: str, record: Mapping[str, Any]) -> None:
+    def _handle(self, named: str, record: Mapping[str, Any]) -> None:
         issuer = f"{KAFKA_ISSUER_PREFIX}{record.get('issuer')}"[:MAX_NAME_CHARS]
         run = self._own(named)
         try:
-            reason = self._execute(run, record, issuer) if run else "there is no such run over Kafka here"
+            reason = self._execute(run, record, issuer) if run else "this service has no such run over Kafka"
         except (Unreachable, RunFailed):
             raise  # it is read again when brokers answer
         except SteppeError as error:
@@ -127,7 +127,7 @@ class StartCommandListener(PeriodicTask):
             issuer, "control", "start_run", named[:MAX_NAME_CHARS], f"refused: {reason}" if reason else "done"
         )
         if run is not None and reason is not None:
-            self._tell(run, record, reason)
+            self._publish_result(run, record, reason)
 
     def _own(self, named: str) -> str | None:
         """Return the run of that name, or name and key, if it belongs to this service; others answer for theirs."""
@@ -145,22 +145,22 @@ class StartCommandListener(PeriodicTask):
     def _execute(self, run: str, record: Mapping[str, Any], issuer: str) -> str | None:
         """Return None if the run was started, otherwise the reason why not."""
         directory, database, key = self._directory(run), self._service.database, f"kafka:{record.get('id')}"
-        charter = find_manifest(self._connection.config, wire_name(directory))
-        reason = stale_reason(record, directory.id, charter.generation if charter else 0, time.time())
+        manifest = find_manifest(self._connection.config, wire_name(directory))
+        reason = stale_reason(record, directory.id, manifest.generation if manifest else 0, time.time())
         if reason is not None:
             return reason
         if database.claim_idempotency_key(key, run) is not None:
-            return "it was carried out before"
+            return "it was executed before"
         try:
-            begun = self._service.start_run(run, issuer)
+            operation = self._service.start_run(run, issuer)
         except BaseException:
             database.save_answer(key, None)
             raise
-        database.save_answer(key, {"operation": begun.id})
-        database.save_pending_answer(PendingAnswer(str(record["id"]), begun.id, run, dict(record)))
+        database.save_answer(key, {"operation": operation.id})
+        database.save_pending_answer(PendingAnswer(str(record["id"]), operation.id, run, dict(record)))
         return None
 
-    def _tell(self, run: str, record: Mapping[str, Any], reason: str | None) -> None:
+    def _publish_result(self, run: str, record: Mapping[str, Any], reason: str | None) -> None:
         """Write the result to the run's event log, here and on Kafka."""
         directory = self._directory(run)
         publish_result(KafkaConnection(self._connection.config, wire_name(directory)), directory, record, reason)

@@ -33,7 +33,7 @@ class KafkaMirror(PeriodicTask):
     """Mirrors between `start` and `stop`. Waits while no broker answers or the run has not started."""
 
     def __init__(self, directory: RunDirectory, config: KafkaConfig) -> None:
-        super().__init__("following", POLL_INTERVAL_S, self.look)
+        super().__init__("kafka-mirror", POLL_INTERVAL_S, self.poll)
         self.run = directory.id
         self.manifest: RunManifest | None = None
         self.newest_command = MANIFEST  # the newest command to all roles
@@ -56,13 +56,13 @@ class KafkaMirror(PeriodicTask):
         super().stop()
         self._leave()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Copy new records; raises Unreachable while no broker answers."""
-        board = self._board = self._refresh_board(self._board) if self._board is not None else self._joined()
+        board = self._board = self._refresh_board(self._board) if self._board is not None else self._join()
         if board is None:
             return
         before = dict(self._cursors)
-        self._ask(board)
+        self._send_commands(board)
         for topic in MIRRORED_TOPICS:
             self._copy(board, topic)
         if self._cursors != before:
@@ -70,15 +70,15 @@ class KafkaMirror(PeriodicTask):
         if self._dead_letters is not None:
             self._dead_letters.progress()
 
-    def _joined(self, charter: RunManifest | None = None) -> KafkaBoard | None:
+    def _join(self, manifest: RunManifest | None = None) -> KafkaBoard | None:
         """Join the run of the newest manifest: a restarted run is a different one on Kafka."""
         self._leave()
-        self.manifest = charter or find_manifest(self._config, self.run)
+        self.manifest = manifest or find_manifest(self._config, self.run)
         if self.manifest is None:
             return None
         connection = self.manifest.connection(self._config)
         self._dead_letters = DeadLetterQueue(connection, ROLE, self._note)
-        num_actors = self.manifest.order.plan().num_writers
+        num_actors = self.manifest.launch_spec.plan().num_writers
         board = KafkaBoard(connection, ROLE, self._refuse, num_actors)
         self._commands = board.end(COMMANDS)
         self.newest_command = newest_control_command(connection) or MANIFEST
@@ -92,7 +92,7 @@ class KafkaMirror(PeriodicTask):
         since = since if since < end else 0  # beyond its end: the topic was recreated
         newer = find_manifest(self._config, self.run, since)
         if newer is not None:
-            return self._joined(newer)
+            return self._join(newer)
         assert self.manifest is not None
         self.newest_command = (
             newest_control_command(self.manifest.connection(self._config), since) or self.newest_command
@@ -100,7 +100,7 @@ class KafkaMirror(PeriodicTask):
         self._commands = end
         return board
 
-    def _ask(self, board: KafkaBoard) -> None:
+    def _send_commands(self, board: KafkaBoard) -> None:
         """Send new commands. A killed service may send one twice; its id makes it idempotent."""
         for number, command in self._store.read(COMMANDS, self._cursors[COMMANDS]):
             assert self.manifest is not None
@@ -112,8 +112,8 @@ class KafkaMirror(PeriodicTask):
         end, known = board.end(topic), self._possibly_copied.pop(topic, set())
         found = board.read(topic, self._cursors[topic], limit=BATCH)
         for _, record in found:
-            told_here = topic == EVENTS and record.get("role") == ROLE
-            if _record_key(record) not in known and not told_here:
+            own_event = topic == EVENTS and record.get("role") == ROLE
+            if _record_key(record) not in known and not own_event:
                 self._store.post(topic, record)
         last = found[-1][0] if found else 0
         # Records of other runs after the last one are skipped once.

@@ -65,7 +65,7 @@ class KubernetesClient:
             else:
                 await config.load_kube_config(client_configuration=settings)
         except config.ConfigException as error:
-            raise UsageError(f"no way into a cluster: {error}; set KUBECONFIG, or run in a pod") from None
+            raise UsageError(f"cannot connect to a cluster: {error}; set KUBECONFIG, or run in a pod") from None
         self._client = client.ApiClient(settings)
         self._core, self._apps = client.CoreV1Api(self._client), client.AppsV1Api(self._client)
         self._watching = asyncio.ensure_future(self._watch())
@@ -113,7 +113,7 @@ class KubernetesClient:
         for key in ("run", "run.toml"):
             if not data.get(key):
                 raise ConfigError(
-                    f"the ConfigMap {RUN_CONFIG_MAP} in {self.name} has no {key!r}: apply deploy/k8s anew"
+                    f"the ConfigMap {RUN_CONFIG_MAP} in {self.name} has no {key!r}: apply deploy/k8s again"
                 )
         return RunSpec(data["run"], data["run.toml"], found.metadata.resource_version)
 
@@ -124,7 +124,7 @@ class KubernetesClient:
             self._call(patch, RUN_CONFIG_MAP, body, field_manager=FIELD_MANAGER, _content_type=MERGE)
         except Conflict:
             raise Conflict(
-                f"somebody else has changed the ConfigMap {RUN_CONFIG_MAP} just now: look at it, and ask again"
+                f"the ConfigMap {RUN_CONFIG_MAP} was changed by another client at the same time: check it, and try again"
             ) from None
 
     def restart(self, role: str, digest: str) -> None:
@@ -137,18 +137,18 @@ class KubernetesClient:
             pods = [pod for pod in self._pods.values() if (pod.metadata.labels or {}).get(ROLE_LABEL) == role]
             exit_code = self._exit_codes.get(role)
         ending = [pod for pod in pods if pod.metadata.deletion_timestamp is not None]
-        staying = [pod for pod in pods if pod.metadata.deletion_timestamp is None and pod.status.phase != "Failed"]
-        ready = [pod for pod in staying if _pod_condition(pod, "Ready") == "True"]
-        problems = sorted({words for pod in staying if pod not in ready and (words := _not_ready_reason(pod))})
+        current = [pod for pod in pods if pod.metadata.deletion_timestamp is None and pod.status.phase != "Failed"]
+        ready = [pod for pod in current if _pod_condition(pod, "Ready") == "True"]
+        problems = sorted({reason for pod in current if pod not in ready and (reason := _not_ready_reason(pod))})
         return RoleStatus(
             ready=len(ready),
-            starting=len(staying) - len(ready),
+            starting=len(current) - len(ready),
             ending=len(ending),
-            outdated=sum((pod.metadata.annotations or {}).get(DIGEST_ANNOTATION, "") != digest for pod in staying),
-            restarts=sum(_count_restarts(pod) for pod in staying),
+            outdated=sum((pod.metadata.annotations or {}).get(DIGEST_ANNOTATION, "") != digest for pod in current),
+            restarts=sum(_count_restarts(pod) for pod in current),
             problem="; ".join(problems) or None,
             exit_code=exit_code,
-            complete=any(end.message == COMPLETE_MESSAGE for pod in staying for end in _terminated_states(pod)),
+            complete=any(end.message == COMPLETE_MESSAGE for pod in current for end in _terminated_states(pod)),
         )
 
     async def _watch(self) -> None:
@@ -259,14 +259,14 @@ def _not_ready_reason(pod: Any) -> str | None:
 def _to_steppe_error(error: ApiException, name: str, namespace: str) -> Exception:
     message = _error_message(error)
     if error.status == 404:
-        return UsageError(f"{namespace} has no {name}: apply deploy/k8s there first")
+        return UsageError(f"the namespace {namespace} has no {name}: apply deploy/k8s there first")
     if error.status == 403:
-        return UsageError(f"the cluster does not allow it: {message}")
+        return UsageError(f"the cluster does not allow the request: {message}")
     if error.status == 409:
         return Conflict(message)
     if error.status in (400, 422):
-        return UsageError(f"the cluster refuses it: {message}")
-    return Unreachable(f"the cluster does not answer as it should: {message}")
+        return UsageError(f"the cluster refuses the request: {message}")
+    return Unreachable(f"unexpected response of the cluster: {message}")
 
 
 def _error_message(error: BaseException) -> str:

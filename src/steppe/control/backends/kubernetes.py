@@ -129,10 +129,10 @@ class KubernetesBackend:
     ) -> Record:
         current = self._read_current()
         before = plan.config.agent.model_dump(mode="json")
-        words = ", ".join(f"{name} {before[name]} → {value}" for name, value in plan.changed.items())
+        changes = ", ".join(f"{name} {before[name]} → {value}" for name, value in plan.changed.items())
         change = self._set_live if plan.live else self._replace_learner
         record = change(current, directory, plan.changed, issuer, expected)
-        self._note("settings", issuer, words if plan.live else f"{words}; the learner is replaced")
+        self._note("settings", issuer, changes if plan.live else f"{changes}; the learner is replaced")
         return record
 
     def get_logs(self, directory: RunDirectory, source: str | None, after: int, max_bytes: int) -> models.Logs:
@@ -200,7 +200,7 @@ class KubernetesBackend:
                 raise Conflict(f"the cluster trains {current.run}, and only one run at a time: stop it first")
             run = settings.pop("name", None) or f"{request.env.rpartition('/')[2]}-{int(time.time()):x}".lower()
             if (self._runs.root / run / RECORD).exists():
-                raise Conflict(f"there is a run {run} already: choose another name")
+                raise Conflict(f"a run {run} exists already: choose another name")
             self._write_run_spec(current, run, settings, ROLES)
             self._note("settings", issuer, f"{run}: {request.env}; actors and manager are replaced")
             if request.start:
@@ -299,11 +299,11 @@ class KubernetesBackend:
         config = current.resolved.config.model_copy(update={"name": current.run, "run_dir": None})
         if not (path / RECORD).exists():
             directory = RunDirectory.create(config, current.resolved.sources)
-            directory.store.set_status(PENDING, "created", "waits for its learner", owner=NO_OWNER)
+            directory.store.set_status(PENDING, "created", "waiting for its learner", owner=NO_OWNER)
         else:
             directory = RunDirectory(path)
             directory.acquire()
-            directory.settle(config)
+            directory.write_resolved(config)
         directory.release()
         self._runs.forget(current.run)
         self._follow(directory)
@@ -362,9 +362,9 @@ class KubernetesBackend:
             self._orchestrator.scale(role, 0)
         self._note("scale", "steppe", "the run is complete: learner and actors are scaled to 0")
 
-    def _note(self, kind: str, issuer: str, words: str) -> None:
+    def _note(self, kind: str, issuer: str, message: str) -> None:
         current = self._current or self._read_current()
-        details = {"what": kind, "issuer": issuer, "message": words, "digest": current.digest}
+        details = {"what": kind, "issuer": issuer, "message": message, "digest": current.digest}
         event = EventReport(run=current.run, kind="note", role="cluster", details=details)
         self._runs.directory(current.run).board.post(EVENTS, event.record())
 
@@ -378,7 +378,7 @@ class KubernetesBackend:
     def _env_spec(self) -> EnvSpec | None:
         """Return the environment's spec as the learner reported it over Kafka; None before that, or without brokers."""
         manifest = None if self._mirror is None else self._mirror.manifest
-        return None if manifest is None else manifest.order.env_spec
+        return None if manifest is None else manifest.launch_spec.env_spec
 
     def _live_fields(self, directory: RunDirectory, config: RunConfig) -> tuple[str, ...]:
         """Return the hyperparameters that the learner can change now."""

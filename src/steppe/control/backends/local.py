@@ -140,7 +140,7 @@ class LocalBackend:
             if request.start:
                 self._require_capacity()
             directory = RunDirectory.create(config, sources)
-            directory.store.set_status(PENDING, "created", "waits to be started", owner=NO_OWNER)
+            directory.store.set_status(PENDING, "created", "not started yet", owner=NO_OWNER)
             directory.release()
             if request.start:
                 self._start_new(directory, issuer)

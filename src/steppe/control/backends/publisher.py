@@ -32,17 +32,17 @@ from steppe.transport.kafka.client import KafkaConnection
 
 POLL_INTERVAL_S = 0.2
 ENDING = ("stop", "kill")  # a run can be ended without brokers: the command is published once one answers
-NOT_BEGUN = "it was not carried out"
+NOT_STARTED = "it was not executed"
 
 
 class CommandPublisher(PeriodicTask):
     """Publishes commands on request; between `start` and `stop` it also sends pending answers."""
 
     def __init__(self, service: Service, config: KafkaConfig) -> None:
-        super().__init__("publisher", POLL_INTERVAL_S, self.look)
+        super().__init__("publisher", POLL_INTERVAL_S, self.poll)
         self._service, self._database, self._config = service, service.database, config
         self._keyed = service.backend.capabilities.keyed_messages
-        self._sending = threading.Lock()  # of commands that wait: the poll and a new command may come to them together
+        self._sending = threading.Lock()  # the poll and a new command may both send the waiting commands
 
     def publish(self, directory: RunDirectory, command: Mapping[str, Any]) -> None:
         """Publish a command on Kafka. Raises Unreachable, with no answer pending, if that fails."""
@@ -52,12 +52,12 @@ class CommandPublisher(PeriodicTask):
             self._send_waiting(directory)
             self._send(directory, due)
         except (Unreachable, RunFailed) as error:
-            word = due.command["command"]
-            if word in ENDING:
+            kind = due.command["command"]
+            if kind in ENDING:
                 self._database.save_pending_answer(due._replace(waits=True))
                 return
             self._database.delete_pending_answer(due.id)
-            raise Unreachable(f"{word} was not published, and nothing has changed: {error}") from None
+            raise Unreachable(f"{kind} was not published, and nothing has changed: {error}") from None
 
     def refuse(self, directory: RunDirectory, command: Mapping[str, Any], reason: str) -> None:
         """Answer a published command that could not be started; without brokers, a shorter answer follows later."""
@@ -65,22 +65,22 @@ class CommandPublisher(PeriodicTask):
             publish_result(self._connection(directory)[0], directory, command, reason)
             self._database.delete_pending_answer(str(command["id"]))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Publish waiting commands, and answer finished ones; raises Unreachable while no broker answers."""
         for due in self._database.pending_answers():
             try:
-                self._look_at(due)
+                self._poll_one(due)
             except (RunNotFound, DamagedFile):  # the outcome in an unreadable run is unknown
                 self._database.delete_pending_answer(due.id)
 
-    def _look_at(self, due: PendingAnswer) -> None:
+    def _poll_one(self, due: PendingAnswer) -> None:
         directory = RunDirectory.open(self._service.root / due.run)
         if due.waits:
             self._send_waiting(directory)
         self._answer_if_finished(directory, due)
 
     def _send_waiting(self, directory: RunDirectory) -> None:
-        """Publish the run's commands that no broker took, in the order in which they were given."""
+        """Publish the run's commands that no broker has accepted yet, in the order of their requests."""
         with self._sending:
             for due in self._database.pending_answers():
                 if due.waits and due.run == directory.path.name:
@@ -93,7 +93,7 @@ class CommandPublisher(PeriodicTask):
         except RunNotFound:
             # Another process may be about to start it.
             if time.time() > (due.command.get("expires_s") or 0.0):
-                self._answer(directory, due, NOT_BEGUN)
+                self._answer(directory, due, NOT_STARTED)
             return
         if found.state != "pending":
             self._answer(directory, due, None if found.state == "succeeded" else found.message or "it failed")
@@ -139,4 +139,4 @@ def _post(connection: KafkaConnection, origin: str, topic: str, record: dict[str
     finally:
         board.close(0.0)
     if not written:
-        raise Unreachable(f"no Kafka broker answers at {connection.config.address}: ask again when one does")
+        raise Unreachable(f"no Kafka broker answers at {connection.config.address}: try again later")

@@ -1,4 +1,4 @@
-"""REST under /api/v1, and the WebSocket beside it. Translates: what is done is in control/service.py, who may do it in auth.py."""
+"""REST API under /api/v1 and the WebSocket of changes. Only translates: control/service.py executes, auth.py decides who may."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from steppe.control.service import Service, operations
 from steppe.core.contracts.errors import RunNotFound, SteppeError
 
 PREFIX = "/api/v1"
-THREADS = 4  # each keeps a connection to the store of every run that it looked at
-FOLLOW_S = 20.0
-MAX_ERRORS = 50  # of one request that are told
+THREADS = 4  # each keeps a connection to the store of every run that it has read
+FOLLOW_S = 20.0  # maximum wait for new log lines
+MAX_ERRORS = 50  # validation errors in one response
 SESSION_CHECK_INTERVAL_S = 2.0  # how long a stream may outlive its session
 
-RunId = Annotated[str, Path(pattern=models.RUN_ID, description="A run's id.")]
+RunId = Annotated[str, Path(pattern=models.RUN_ID, description="Id of a run.")]
 OperationId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
-Cursor = Annotated[int, Query(ge=0, lt=2**62, description="What the last answer said is `next`; 0 at first.")]
+Cursor = Annotated[int, Query(ge=0, lt=2**62, description="`next` of the previous response; 0 at first.")]
 PageLimit = Annotated[int, Query(ge=1, le=1_000)]
 PageCursor = Annotated[
-    str | None, Query(max_length=300, description="What the last answer said is `next`; absent at first.")
+    str | None, Query(max_length=300, description="`next` of the previous response; absent at first.")
 ]
 IdempotencyKey = Annotated[
     str | None,
@@ -55,7 +55,7 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         max_length=200,
         pattern="^[!-~]+$",
-        description="The same key with the same request gets the same answer, carried out once.",
+        description="Repeating a request with the same key returns the first response; it is executed only once.",
     ),
 ]
 IfMatch = Annotated[
@@ -63,7 +63,7 @@ IfMatch = Annotated[
     Header(
         alias="If-Match",
         pattern=r'^("[0-9]{1,18}"|[0-9]{1,18}|\*)$',
-        description="Only if the run is at this generation: its ETag, in quotes, or the bare number; * is any.",
+        description="Execute only if the run has this generation: its ETag, in quotes, or the number alone; * means any.",
     ),
 ]
 AnswerT = TypeVar("AnswerT", bound=BaseModel | None)
@@ -84,26 +84,26 @@ class Routes:
     def __init__(self, service: Service, hub: Hub, gate: AccessControl) -> None:
         self.service, self.hub, self.gate = service, hub, gate
         self.router = APIRouter(prefix=PREFIX)
-        self._reading()
+        self._add_read_routes()
         self._add_write_routes()
         self.router.add_api_websocket_route("/stream", self.stream)
 
-    def _get(self, path: str, name: str, answer: type[BaseModel]) -> Callable[..., Any]:
+    def _get(self, path: str, name: str, response: type[BaseModel]) -> Callable[..., Any]:
         return self.router.get(
             path,
             operation_id=name,
-            response_model=answer,
+            response_model=response,
             responses=_problem_responses(*_READ_STATUSES),
             dependencies=[self._require_scope(name)],
             summary=_summary_line(name),
         )
 
-    def _write_route(self, method: str, path: str, name: str, answer: Any, status: int = 202) -> Callable[..., Any]:
+    def _write_route(self, method: str, path: str, name: str, response: Any, status: int = 202) -> Callable[..., Any]:
         return self.router.api_route(
             path,
             methods=[method],
             operation_id=name,
-            response_model=answer,
+            response_model=response,
             status_code=status,
             responses=_problem_responses(*_WRITE_STATUSES),
             dependencies=[self._require_scope(name)],
@@ -111,21 +111,21 @@ class Routes:
         )
 
     def _require_scope(self, name: str) -> Any:
-        """The caller, if his scope is that of the operation; whoever tries more is in the audit."""
+        """Return a dependency that requires the operation's scope; refusals are recorded in the audit log."""
         scope, database = operations()[name], self.service.database
 
         def check(request: Request) -> Caller:
             caller: Caller = request.scope["steppe.caller"]
             if not caller.may(scope):
-                words = f"{name} needs the scope {scope}; this token has {caller.scope}"
-                database.audit(caller.name, caller.scope, name, request.path_params.get("run"), f"refused: {words}")
-                raise RequestRefused(403, "scope", words)
+                message = f"{name} needs the scope {scope}; this token has {caller.scope}"
+                database.audit(caller.name, caller.scope, name, request.path_params.get("run"), f"refused: {message}")
+                raise RequestRefused(403, "scope", message)
             request.scope["steppe.operation"] = name
             return caller
 
         return Depends(check)
 
-    def _reading(self) -> None:
+    def _add_read_routes(self) -> None:
         service = self.service
         self._get("/environments", "list_environments", models.Environments)(_list_route(service.list_environments))
         self._get("/algorithms", "list_algorithms", models.Algorithms)(_list_route(service.list_algorithms))
@@ -154,13 +154,13 @@ class Routes:
 
     def _add_run_read_routes(self) -> None:
         service = self.service
-        plain: dict[str, tuple[str, type[BaseModel]]] = {
+        routes: dict[str, tuple[str, type[BaseModel]]] = {
             "/actors": ("get_actors", models.Actors),
             "/learner": ("get_learner", models.LearnerStatus),
             "/hyperparameters": ("get_hyperparameters", models.Hyperparameters),
         }
-        for path, (name, answer) in plain.items():
-            self._get(f"/runs/{{run}}{path}", name, answer)(_run_route(getattr(service, name)))
+        for path, (name, response_model) in routes.items():
+            self._get(f"/runs/{{run}}{path}", name, response_model)(_run_route(getattr(service, name)))
 
         @self._get("/runs/{run}", "get_run", models.RunDetail)
         def get_run(run: RunId, response: Response) -> models.RunDetail:
@@ -172,18 +172,18 @@ class Routes:
         def list_checkpoints(run: RunId, limit: PageLimit = 1_000, cursor: PageCursor = None) -> models.CheckpointList:
             return service.list_checkpoints(run, limit, cursor)
 
-        @self._get("/runs/{run}/diagnosis", "diagnose_run", models.Finding)
+        @self._get("/runs/{run}/diagnosis", "diagnose_run", models.RunDiagnosis)
         def diagnose_run(
             run: RunId,
-            whole_life: Annotated[bool, Query(description="Over all of the run, not only over the last 30 s.")] = False,
-        ) -> models.Finding:
+            whole_life: Annotated[bool, Query(description="Diagnose the whole run instead of its last 30 s.")] = False,
+        ) -> models.RunDiagnosis:
             return service.diagnose_run(run, whole_life=whole_life)
 
         @self._get("/runs/{run}/metrics", "get_metrics", models.Metrics)
         def get_metrics(
             run: RunId,
             series: Annotated[
-                list[str] | None, Query(max_length=50, description="Which curves; all if absent.")
+                list[str] | None, Query(max_length=50, description="Names of the curves. Default: all.")
             ] = None,
             since: Cursor = 0,
             max_points: Annotated[int, Query(ge=2, le=10_000)] = 500,
@@ -196,7 +196,9 @@ class Routes:
             source: Annotated[str | None, Query(pattern="^[a-z0-9-]{1,64}$")] = None,
             after: Cursor = 0,
             max_bytes: Annotated[int, Query(ge=1_024, le=1 << 20)] = 65_536,
-            follow_s: Annotated[float, Query(ge=0, le=FOLLOW_S, description="Wait so long for a new line.")] = 0.0,
+            follow_s: Annotated[
+                float, Query(ge=0, le=FOLLOW_S, description="Wait up to this many seconds for a new line.")
+            ] = 0.0,
         ) -> models.Logs:
             deadline = time.monotonic() + follow_s
             while True:
@@ -220,14 +222,14 @@ class Routes:
         def create_run(
             body: models.RunRequest, request: Request, response: Response, key: IdempotencyKey = None
         ) -> Any:
-            made = self._once(request, key, body, None, lambda issuer: service.create_run(body, issuer))
-            response.headers["location"] = f"{PREFIX}/runs/{made['id']}"
-            response.headers["etag"] = _etag(made["generation"])
-            return made
+            run = self._once(request, key, body, None, lambda issuer: service.create_run(body, issuer))
+            response.headers["location"] = f"{PREFIX}/runs/{run['id']}"
+            response.headers["etag"] = _etag(run["generation"])
+            return run
 
-        for word in ("start", "pause", "resume", "stop", "kill"):
-            name = f"{word}_run"
-            self._write_route("POST", f"/runs/{{run}}/{word}", name, models.Operation)(self._asking(name))
+        for verb in ("start", "pause", "resume", "stop", "kill"):
+            name = f"{verb}_run"
+            self._write_route("POST", f"/runs/{{run}}/{verb}", name, models.Operation)(self._change_route(name))
 
         @self._write_route("DELETE", "/runs/{run}", "delete_run", None, 204)
         def delete_run(run: RunId, request: Request, key: IdempotencyKey = None, match: IfMatch = None) -> Response:
@@ -281,64 +283,66 @@ class Routes:
 
             return self._once(request, key, body, run, change)
 
-    def _asking(self, name: str) -> Callable[..., Any]:
-        def ask(run: RunId, request: Request, key: IdempotencyKey = None, match: IfMatch = None) -> Any:
+    def _change_route(self, name: str) -> Callable[..., Any]:
+        def change(run: RunId, request: Request, key: IdempotencyKey = None, match: IfMatch = None) -> Any:
             operation = getattr(self.service, name)
             return self._once(request, key, None, run, lambda issuer: operation(run, issuer, _parse_if_match(match)))
 
-        return ask
+        return change
 
     def _once(
         self, request: Request, key: str | None, body: BaseModel | None, run: str | None, call: Callable[[str], AnswerT]
     ) -> Any:
-        """Carry a change out, or give the answer that the same request got before; written into the audit either way."""
+        """Execute a change, or return the first response to a repeated request; the audit log records both."""
         caller: Caller = request.scope["steppe.caller"]
-        about = (caller.name, caller.scope, request.scope["steppe.operation"], run)
+        entry = (caller.name, caller.scope, request.scope["steppe.operation"], run)
         database = self.service.database
-        mine = None if key is None else f"{caller.scope}:{key}"
-        if mine is not None:
+        scoped_key = None if key is None else f"{caller.scope}:{key}"
+        if scoped_key is not None:
             text = json.dumps([request.method, request.url.path, body.model_dump(mode="json") if body else None])
-            before = database.claim_idempotency_key(mine, hashlib.sha256(text.encode()).hexdigest())
-            if before is not None:
-                database.audit(*about, "repeated")
-                return before
+            earlier = database.claim_idempotency_key(scoped_key, hashlib.sha256(text.encode()).hexdigest())
+            if earlier is not None:
+                database.audit(*entry, "repeated")
+                return earlier
         try:
             answer = call(caller.name)
         except BaseException as error:
-            database.audit(*about, f"refused: {error}")
-            if mine is not None:
-                database.save_answer(mine, None)
+            database.audit(*entry, f"refused: {error}")
+            if scoped_key is not None:
+                database.save_answer(scoped_key, None)
             raise
-        told = answer.model_dump(mode="json", by_alias=True) if answer is not None else {}
-        if mine is not None:
-            database.save_answer(mine, told)
-        database.audit(*about, "done")
-        return told
+        content = answer.model_dump(mode="json", by_alias=True) if answer is not None else {}
+        if scoped_key is not None:
+            database.save_answer(scoped_key, content)
+        database.audit(*entry, "done")
+        return content
 
     async def stream(self, socket: WebSocket, resume: str | None = None) -> None:
-        """`?resume=EPOCH:NUMBER` goes on after that message, where it is still known; otherwise a snapshot comes first."""
+        """Send changes. `?resume=EPOCH:NUMBER` continues after that message if it is still buffered; else a snapshot is first."""
         await socket.accept()
         self.hub.clients += 1
-        gone = asyncio.ensure_future(_wait_for_disconnect(socket))
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(socket))
         try:
             number = await self._begin(socket, resume)
-            with self.hub.subscribe(socket.scope["extensions"][FRAMES], number) as listener:
-                signed_in = await self._listen(socket.scope.get("steppe.caller"), gone, listener.dropped)
+            with self.hub.subscribe(socket.scope["extensions"][FRAMES], number) as subscriber:
+                signed_in = await self._wait_for_end(
+                    socket.scope.get("steppe.caller"), disconnected, subscriber.dropped
+                )
             if not signed_in:
                 await socket.close(1008, "signed out")
-            elif not gone.done():
+            elif not disconnected.done():
                 await _send_text(
                     socket, json.dumps({"type": "dropped", "detail": "too slow: connect again for a snapshot"})
                 )
                 await socket.close(1013, "too slow")
         except (WebSocketDisconnect, RuntimeError, TimeoutError):
-            return  # the client has gone, or does not read
+            return  # the client has disconnected, or does not read
         finally:
             self.hub.clients -= 1
-            gone.cancel()
+            disconnected.cancel()
 
-    async def _listen(self, caller: Caller | None, *ends: asyncio.Future[None]) -> bool:
-        """Wait for an end; False when it is that the caller's session was ended."""
+    async def _wait_for_end(self, caller: Caller | None, *ends: asyncio.Future[None]) -> bool:
+        """Wait until one of `ends` is done; return False if the caller's session ended first."""
         session = caller.session if caller is not None else None
         while not any(end.done() for end in ends):
             if session is not None and not self.gate.keys.sessions.is_live(session):
@@ -347,13 +351,13 @@ class Routes:
         return True
 
     async def _begin(self, socket: WebSocket, resume: str | None) -> int:
-        """The number of the message that the client has heard, after a snapshot unless it goes on."""
+        """Return the number of the last message that the client has: the one it resumes after, or that of a snapshot."""
         epoch, _, number = (resume or "").partition(":")
         if epoch == self.hub.epoch and number.isdigit() and self.hub.after(int(number)) is not None:
             return int(number)
-        begun, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
+        snapshot_number, text = await anyio.to_thread.run_sync(snapshot, self.service, self.hub)
         await _send_text(socket, text)
-        return begun
+        return snapshot_number
 
 
 async def _send_text(socket: WebSocket, text: str) -> None:
@@ -362,7 +366,7 @@ async def _send_text(socket: WebSocket, text: str) -> None:
 
 
 async def _wait_for_disconnect(socket: WebSocket) -> None:
-    """Clients have nothing to say; reading is how their end is noticed."""
+    """Read until the client disconnects. Clients send nothing; reading detects the end."""
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
         while True:
             await socket.receive_text()
@@ -373,7 +377,7 @@ def _etag(generation: int) -> str:
 
 
 def _parse_if_match(match: str | None) -> int | None:
-    """What an If-Match header asks for."""
+    """Return the generation in an If-Match header; None for any."""
     return None if match in (None, "*") else int(str(match).strip('"'))
 
 
@@ -396,35 +400,37 @@ def _summary_line(name: str) -> str:
 
 
 def make_app(
-    service: Service, gate: AccessControl, beside: Iterable[PeriodicTask] = (), connections: Connections | None = None
+    service: Service, gate: AccessControl, tasks: Iterable[PeriodicTask] = (), connections: Connections | None = None
 ) -> FastAPI:
-    """The application: routes, problem documents, the gate around it all, and the life of the watcher and of what else is done
-    beside answering. `connections` are those of the server, where their number is bounded."""
+    """Make the application: routes, problem responses, access middleware and background tasks.
+
+    `tasks` run in parallel with serving requests. `connections` are those of the server, if their number is limited.
+    """
     hub = Hub()
     watcher = RunWatcher(service, hub)
-    works = (watcher, *beside)
+    background = (watcher, *tasks)
     mcp = McpAdapter(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         hub.serve_on(asyncio.get_running_loop())
-        for work in works:
-            work.start()
-        telling = asyncio.gather(hub.deliver(), notify_changes(hub, mcp.bus))
+        for task in background:
+            task.start()
+        notifying = asyncio.gather(hub.deliver(), notify_changes(hub, mcp.bus))
         try:
             async with mcp.server.session_manager.run():
                 yield
         finally:
-            telling.cancel()
-            for work in works:
-                work.stop()
+            notifying.cancel()
+            for task in background:
+                task.stop()
             service.close()
 
     app = FastAPI(
         title="Steppe",
         version="1",
-        description="Start, stop, watch, scale and tune training runs.",
+        description="Start, stop, observe, scale and tune training runs.",
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,
         redoc_url=None,
@@ -432,7 +438,7 @@ def make_app(
     )
     router = Routes(service, hub, gate).router
     app.include_router(router)
-    _add_probe_routes(app, service, hub, works)
+    _add_probe_routes(app, service, hub, background)
     _add_sessions(app, service, gate)
     app.router.routes += mcp.routes(gate)
     add_page(app, service, PREFIX)
@@ -442,8 +448,8 @@ def make_app(
     return app
 
 
-def _add_probe_routes(app: FastAPI, service: Service, hub: Hub, works: Sequence[PeriodicTask]) -> None:
-    """What is not an operation: probes, Prometheus."""
+def _add_probe_routes(app: FastAPI, service: Service, hub: Hub, tasks: Sequence[PeriodicTask]) -> None:
+    """Add the routes that are not operations: probes and Prometheus metrics."""
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
@@ -452,9 +458,10 @@ def _add_probe_routes(app: FastAPI, service: Service, hub: Hub, works: Sequence[
     @app.get("/readyz", include_in_schema=False)
     def readyz() -> JSONResponse:
         found = service.get_readiness()
-        deaf = next((work.trouble for work in works if work.required_for_readiness and work.trouble is not None), None)
-        if found.status == "ok" and deaf is not None:
-            found = models.Health(status="unavailable", detail=f"commands on Kafka cannot be heard: {deaf}"[:500])
+        required = (task.last_error for task in tasks if task.required_for_readiness)
+        error = next((error for error in required if error is not None), None)
+        if found.status == "ok" and error is not None:
+            found = models.Health(status="unavailable", detail=f"commands cannot be read from Kafka: {error}"[:500])
         return JSONResponse(found.model_dump(), 200 if found.status == "ok" else 503)
 
     @app.get("/version", include_in_schema=False)
@@ -463,12 +470,12 @@ def _add_probe_routes(app: FastAPI, service: Service, hub: Hub, works: Sequence[
 
     @app.get("/metrics", include_in_schema=False)
     def metrics() -> PlainTextResponse:
-        text = render_metrics(service, clients=hub.clients, failures=works[0].failures)
+        text = render_metrics(service, clients=hub.clients, failures=tasks[0].failures)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
 def _add_sessions(app: FastAPI, service: Service, gate: AccessControl) -> None:
-    """The session of the page, and those of all browsers that are signed in."""
+    """Add the routes of sessions: the page's own, and for admins those of all signed-in browsers."""
     sessions = gate.keys.sessions
 
     @app.get(f"{PREFIX}/session", include_in_schema=False)
@@ -481,12 +488,10 @@ def _add_sessions(app: FastAPI, service: Service, gate: AccessControl) -> None:
     def sign_out(request: Request) -> Response:
         caller: Caller = request.scope["steppe.caller"]
         if caller.session is None:
-            raise RequestRefused(
-                409, "session", "this caller has a token, not a session: there is nothing to sign out of"
-            )
+            raise RequestRefused(409, "session", "this caller uses a token, not a session, and cannot sign out")
         end(caller, caller.session, "sign_out")
-        over = set_cookie_header(gate, request.scope, request.headers, "", 0)
-        return Response(status_code=204, headers={"set-cookie": over})
+        expired = set_cookie_header(gate, request.scope, request.headers, "", 0)
+        return Response(status_code=204, headers={"set-cookie": expired})
 
     @app.get(f"{PREFIX}/sessions", include_in_schema=False)
     def list_sessions(request: Request, limit: PageLimit = 100, cursor: PageCursor = None) -> dict[str, Any]:
@@ -507,28 +512,28 @@ def _add_sessions(app: FastAPI, service: Service, gate: AccessControl) -> None:
 
     def end(caller: Caller, identity: str, name: str) -> None:
         if not sessions.end(identity):
-            raise RunNotFound("there is no session of that id")
+            raise RunNotFound("there is no session with that id")
         service.database.audit(caller.name, caller.scope, name, None, f"done: session:{identity}")
 
 
 def _add_exception_handlers(app: FastAPI, routes: list[BaseRoute]) -> None:
-    def told(status: int, code: str, detail: str) -> JSONResponse:
+    def problem(status: int, code: str, detail: str) -> JSONResponse:
         return JSONResponse(problem_document(status, code, detail), status, media_type="application/problem+json")
 
     @app.exception_handler(RequestRefused)
     async def refused(request: Request, error: RequestRefused) -> JSONResponse:
-        return told(error.status, error.code, error.detail)
+        return problem(error.status, error.code, error.detail)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         found = [(".".join(str(part) for part in one["loc"])[:200], one["msg"][:300]) for one in error.errors()]
-        answer = problem_document(422, "invalid", "; ".join(f"{where}: {words}" for where, words in found)[:2_000])
-        answer["errors"] = [{"field": where, "detail": words} for where, words in found[:MAX_ERRORS]]
+        answer = problem_document(422, "invalid", "; ".join(f"{field}: {message}" for field, message in found)[:2_000])
+        answer["errors"] = [{"field": field, "detail": message} for field, message in found[:MAX_ERRORS]]
         return JSONResponse(answer, 422, media_type="application/problem+json")
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
-        answer = told(error.status_code, "http", str(error.detail))
+        answer = problem(error.status_code, "http", str(error.detail))
         answer.headers.update(error.headers or {})
         if error.status_code == 405:
             answer.headers["allow"] = ", ".join(_allowed_methods(routes, request))
@@ -536,28 +541,28 @@ def _add_exception_handlers(app: FastAPI, routes: list[BaseRoute]) -> None:
 
     @app.exception_handler(SteppeError)
     async def ours(request: Request, error: SteppeError) -> JSONResponse:
-        return told(*to_problem(error))
+        return problem(*to_problem(error))
 
 
 def _allowed_methods(routes: list[BaseRoute], request: Request) -> list[str]:
-    """The methods of a path, of which each may have a route of its own."""
+    """Return the methods of a path; each may have its own route."""
     matching = (route for route in routes if route.matches(request.scope)[0] is not RouteMatch.NONE)
     return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
 def _customize_openapi(app: FastAPI) -> None:
-    """OpenAPI with our problem documents in place of FastAPI's own, and how one signs in."""
-    made = app.openapi
+    """Replace FastAPI's error schemas in the OpenAPI document by problem documents, and add authentication and links."""
+    generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = made()
-            parts = schema["components"]["schemas"]
+            schema = generate()
+            schemas = schema["components"]["schemas"]
             found = models.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-            parts |= found.pop("$defs")
-            parts["Problem"] = found
+            schemas |= found.pop("$defs")
+            schemas["Problem"] = found
             for name in ("HTTPValidationError", "ValidationError"):
-                parts.pop(name, None)
+                schemas.pop(name, None)
             schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"token": []}]
             _add_openapi_links(schema["paths"])
@@ -568,14 +573,16 @@ def _customize_openapi(app: FastAPI) -> None:
 
 
 def _add_openapi_links(paths: dict[str, Any]) -> None:
-    """Say which answers name what other requests are about: a new run, and an operation under way."""
+    """Add links from responses to the requests that use their ids: a new run, and a pending operation."""
     every = {method["operationId"]: method for path in paths.values() for method in path.values()}
-    mine = [method["operationId"] for path, methods in paths.items() if "{run}" in path for method in methods.values()]
-    named = "$response.body#/id"
-    about = {name: {"operationId": name, "parameters": {"run": named}} for name in mine}
-    every["create_run"]["responses"]["201"]["links"] = about
+    run_operations = [
+        method["operationId"] for path, methods in paths.items() if "{run}" in path for method in methods.values()
+    ]
+    response_id = "$response.body#/id"
+    links = {name: {"operationId": name, "parameters": {"run": response_id}} for name in run_operations}
+    every["create_run"]["responses"]["201"]["links"] = links
     for method in every.values():
         content = method["responses"].get("202", {}).get("content", {}).get("application/json", {})
         if content.get("schema", {}).get("$ref", "").endswith("/Operation"):
-            became = {"operationId": "get_operation", "parameters": {"operation": named}}
-            method["responses"]["202"]["links"] = {"get_operation": became}
+            link = {"operationId": "get_operation", "parameters": {"operation": response_id}}
+            method["responses"]["202"]["links"] = {"get_operation": link}

@@ -69,22 +69,22 @@ class TokenBucket:
     size: float
     per_s: float
     left: float = field(init=False)
-    seen_s: float = field(default_factory=time.monotonic)
+    updated_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.left = self.size
 
     def take(self, cost: float = 1.0) -> bool:
         now = time.monotonic()
-        self.left = min(self.size, self.left + (now - self.seen_s) * self.per_s)
-        self.seen_s = now
+        self.left = min(self.size, self.left + (now - self.updated_s) * self.per_s)
+        self.updated_s = now
         if self.left < cost:
             return False
         self.left -= cost
         return True
 
     def empty(self) -> bool:
-        return min(self.size, self.left + (time.monotonic() - self.seen_s) * self.per_s) < 1.0
+        return min(self.size, self.left + (time.monotonic() - self.updated_s) * self.per_s) < 1.0
 
 
 @dataclass(frozen=True)
@@ -105,23 +105,23 @@ class TokenStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
-            made = {name: secrets.token_urlsafe(32) for name in (*SCOPES, "signing")}
-            write_atomic(path, json.dumps(made, indent=2).encode())
+            tokens = {name: secrets.token_urlsafe(32) for name in (*SCOPES, "signing")}
+            write_atomic(path, json.dumps(tokens, indent=2).encode())
         os.chmod(path, 0o600)
         try:
             found = json.loads(path.read_text())
             self.tokens = {scope: str(found[scope]) for scope in SCOPES}
             self._signing = str(found["signing"]).encode()
         except (ValueError, KeyError, TypeError):
-            raise DamagedFile(f"{path} is damaged: remove it, and new tokens are made at the next start") from None
+            raise DamagedFile(f"{path} is damaged: remove it, and the next start creates new tokens") from None
         if min(map(len, (*self.tokens.values(), self._signing.decode()))) < 20:
-            raise DamagedFile(f"{path} has a token that is too short: remove it, and new ones are made")
+            raise DamagedFile(f"{path} has a token that is too short: remove it, and the next start creates new tokens")
         self.sessions = Sessions(path.parent)
 
     def authenticate_token(self, token: str) -> Caller | None:
         """Return the caller with this token, or None. Compares with every token, each in constant time."""
-        same = [hmac.compare_digest(token.encode(), known.encode()) for known in self.tokens.values()]
-        scope = next((scope for scope, equal in zip(self.tokens, same, strict=True) if equal), None)
+        matches = [hmac.compare_digest(token.encode(), known.encode()) for known in self.tokens.values()]
+        scope = next((scope for scope, matches_token in zip(self.tokens, matches, strict=True) if matches_token), None)
         return None if scope is None else Caller(f"token:{scope}", scope)
 
     def new_sign_in_link(self) -> str:
@@ -177,11 +177,9 @@ class AccessControl:
         """
         name = _hostname(headers.get("host", ""))
         if name not in self.hosts:
-            raise RequestRefused(
-                403, "host", "this service does not answer to that host name: see steppe serve --allow-host"
-            )
+            raise RequestRefused(403, "host", "this host name is not allowed: see steppe serve --allow-host")
         origin = headers.get("origin")
-        if origin is not None and not self._own(origin, headers.get("host", "")):
+        if origin is not None and not self._is_own_origin(origin, headers.get("host", "")):
             raise RequestRefused(403, "origin", "requests from pages of other origins are refused")
         if not navigating and is_cross_site(headers):
             raise RequestRefused(403, "origin", "requests from pages of other origins are refused")
@@ -191,21 +189,25 @@ class AccessControl:
 
         A valid token is always accepted, however many failed attempts came from the same address before.
         """
-        caller = self._known(headers)
+        caller = self._authenticate_headers(headers)
         if caller is None:
             if "authorization" in headers or "cookie" in headers:
                 self.count_failed_attempt(address)
             raise RequestRefused(
-                401, "token", "a token is needed: Authorization: Bearer …, from the file that steppe serve names"
+                401,
+                "token",
+                "a token is required (Authorization: Bearer …); steppe serve prints the path of the file with the tokens",
             )
         if caller.session is not None and method not in SAFE_METHODS:
             sent = headers.get(CSRF_HEADER, "")
             if not hmac.compare_digest(sent.encode(), self.keys.csrf(caller.session).encode()):
                 raise RequestRefused(
-                    403, "csrf", f"a change by a signed-in page needs the header {CSRF_HEADER} from /api/v1/session"
+                    403,
+                    "csrf",
+                    f"a change with a session cookie needs the header {CSRF_HEADER}, with the value from /api/v1/session",
                 )
         if not _bucket(self._requests, caller.name, self.limits.burst, self.limits.per_s).take():
-            raise RequestRefused(429, "rate", "too many requests: slow down")
+            raise RequestRefused(429, "rate", "too many requests: wait before the next one")
         return caller
 
     def count_failed_attempt(self, address: str) -> None:
@@ -214,10 +216,10 @@ class AccessControl:
             self._failed_attempts, address, self.limits.failed_attempts, self.limits.failed_attempts_per_s
         ).take():
             raise RequestRefused(
-                429, "too_many_guesses", "too many wrong tokens or codes from this address: wait a while"
+                429, "too_many_guesses", "too many wrong tokens or codes from this address: try again later"
             )
 
-    def _known(self, headers: Mapping[str, str]) -> Caller | None:
+    def _authenticate_headers(self, headers: Mapping[str, str]) -> Caller | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
             return self.keys.authenticate_token(token.strip()) if kind.lower() == "bearer" else None
@@ -227,7 +229,7 @@ class AccessControl:
                 return caller
         return None
 
-    def _own(self, origin: str, host: str) -> bool:
+    def _is_own_origin(self, origin: str, host: str) -> bool:
         try:
             parts = urlsplit(origin)
         except ValueError:
@@ -239,7 +241,7 @@ def require_safe_bind(host: str, allowed: tuple[str, ...]) -> None:
     """Raise UsageError if the service would be reachable by others without an allowed host name."""
     if host not in LOOPBACK and not allowed:
         raise UsageError(
-            f"--host {host} can be reached by others: say under which name with --allow-host NAME, or use 127.0.0.1"
+            f"--host {host} is reachable from other machines: give its name with --allow-host NAME, or use 127.0.0.1"
         )
 
 

@@ -46,12 +46,12 @@ class Connections:
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         # Without a protocol yet.
         self._new: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
-        self._waiting: dict[BoundedHttp, None] = {}  # without a request in progress, longest first
+        self._idle: dict[BoundedHttp, None] = {}  # without a request in progress, longest first
 
     @property
     def only_reserve_left(self) -> bool:
         """Whether only the reserve is left: busy connections fill all slots of ordinary requests."""
-        return len(self._open) - len(self._waiting) > self.most - RESERVE
+        return len(self._open) - len(self._idle) > self.most - RESERVE
 
     @property
     def protocol(self) -> Callable[..., BoundedHttp]:
@@ -72,7 +72,7 @@ class Connections:
         return listener
 
     @property
-    def unsettled(self) -> bool:
+    def is_changing(self) -> bool:
         """Whether the free capacity is known only in the next iteration of the event loop.
 
         Until then, connections are being set up or closed.
@@ -83,10 +83,10 @@ class Connections:
         """If at capacity, close the connection that has been idle longest; return False if all are busy."""
         if len(self._open) < self.most:
             return True
-        if not self._waiting:
+        if not self._idle:
             return False
-        oldest = next(iter(self._waiting))
-        self.at_work(oldest)  # its transport is aborted next
+        oldest = next(iter(self._idle))
+        self.mark_busy(oldest)  # its transport is aborted next
         oldest.transport.abort()
         return True
 
@@ -101,13 +101,13 @@ class Connections:
     def closed(self, connection: socket.socket) -> None:
         self._open.discard(connection)
 
-    def waits(self, protocol: BoundedHttp) -> None:
+    def mark_idle(self, protocol: BoundedHttp) -> None:
         """Record that no request is in progress there."""
-        self._waiting.setdefault(protocol)
+        self._idle.setdefault(protocol)
 
-    def at_work(self, protocol: BoundedHttp) -> None:
+    def mark_busy(self, protocol: BoundedHttp) -> None:
         """Record that a request is in progress there, or that the connection is gone."""
-        self._waiting.pop(protocol, None)
+        self._idle.pop(protocol, None)
 
 
 class CountedSocket(socket.socket):
@@ -132,7 +132,7 @@ class BoundedListener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection; raises BlockingIOError without free capacity, and the event loop then tries again."""
-        if self._connections.unsettled:
+        if self._connections.is_changing:
             raise BlockingIOError
         descriptor, address = self._accept()  # type: ignore[attr-defined]
         connection = CountedSocket(self.family, self.type, self.proto, fileno=descriptor)
@@ -164,29 +164,29 @@ class BoundedHttp(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connections.protocol_attached(transport.get_extra_info("socket").fileno())
-        self._connections.waits(self)
+        self._connections.mark_idle(self)
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._work()
+        self._begin_request()
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_responding:
-            self._work()
+            self._begin_request()
         elif self._deadline is None and not (self._upgraded or self.transport.is_closing()):
             self._set_deadline()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # sets the deadline for idle connections, and starts a pipelined request
         if not self._is_responding and not self.transport.is_closing():
-            self._connections.waits(self)
+            self._connections.mark_idle(self)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._upgraded = True
-        self._work()
+        self._begin_request()
         super().handle_websocket_upgrade(event)
 
     def pause_writing(self) -> None:
@@ -206,8 +206,8 @@ class BoundedHttp(H11Protocol):
     def _set_deadline(self) -> None:
         self._deadline = self.loop.call_later(HEADERS_S, self.transport.abort)
 
-    def _work(self) -> None:
-        self._connections.at_work(self)
+    def _begin_request(self) -> None:
+        self._connections.mark_busy(self)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

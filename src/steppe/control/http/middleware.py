@@ -37,10 +37,10 @@ _REFRESH_PAGE = """<!doctype html><html lang="en"><meta http-equiv="refresh" con
 def problem_document(status: int, code: str, detail: str) -> dict[str, Any]:
     """Return an RFC 9457 problem document."""
     titles = {
-        400: "Bad request", 401: "Not signed in", 403: "Refused", 404: "Not found", 405: "Method not allowed",
-        408: "Too slow",
-        409: "Conflict", 412: "Changed meanwhile", 413: "Too large", 422: "Not acceptable", 429: "Too many requests",
-        500: "Our mistake", 503: "Not ready",
+        400: "Bad request", 401: "Not authenticated", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",
+        408: "Request timeout",
+        409: "Conflict", 412: "Precondition failed", 413: "Content too large", 422: "Invalid request", 429: "Too many requests",
+        500: "Internal error", 503: "Unavailable",
     }  # fmt: skip
     kind = f"https://steppe.invalid/problems/{code}"
     return {"type": kind, "title": titles.get(status, "Error"), "status": status, "detail": detail, "code": code}
@@ -57,12 +57,12 @@ class AccessMiddleware:
             return await self.app(scope, receive, send)
         headers = header_map(scope)
         try:
-            entering = _is_navigation(scope, headers)
-            self.gate.check_address(headers, navigating=entering)
-            self._require_room(scope)
+            navigating = _is_navigation(scope, headers)
+            self.gate.check_address(headers, navigating=navigating)
+            self._require_capacity(scope)
             if scope["type"] == "http" and scope["path"] == SIGN_IN:
                 return await self._sign_in(scope, headers, send)
-            if entering and is_cross_site(headers):
+            if navigating and is_cross_site(headers):
                 return await _send_refresh_page(send, {})
             self._admit(scope, headers)
             body = receive
@@ -72,13 +72,13 @@ class AccessMiddleware:
             return await send_refusal(scope, send, refusal)
         return await self.app(scope, body, _add_security_headers(send))
 
-    def _require_room(self, scope: MutableMapping[str, Any]) -> None:
+    def _require_capacity(self, scope: MutableMapping[str, Any]) -> None:
         """Refuse reads while only the reserve is free: many readers must not block a `stop` or a probe."""
         if self.connections is None or not self.connections.only_reserve_left:
             return
         reads = scope["type"] == "websocket" or scope["method"] in SAFE_METHODS
         if reads and scope["path"] not in PUBLIC_PATHS:
-            raise RequestRefused(503, "crowded", "too many connections are at work: try again in a moment")
+            raise RequestRefused(503, "crowded", "too many connections are busy: try again in a moment")
 
     def _admit(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> None:
         if scope["path"] in PUBLIC_PATHS and scope["type"] == "http":
@@ -95,7 +95,7 @@ class AccessMiddleware:
         if cookie is None:
             self.gate.count_failed_attempt(address)
             raise RequestRefused(
-                401, "link", "this link has been used or is too old: steppe serve --sign-in prints a new one"
+                401, "link", "this link was used already or has expired: steppe serve --sign-in prints a new one"
             )
         extra = {"set-cookie": set_cookie_header(self.gate, scope, headers, cookie, SESSION_S)}
         if is_cross_site(headers):
@@ -105,7 +105,7 @@ class AccessMiddleware:
     async def _body(self, headers: dict[str, str], receive: Receive) -> Receive:
         """Read the whole body, up to the limit."""
         limit = self.gate.limits.body_bytes
-        too_large = RequestRefused(413, "too_large", f"a body may have {limit} bytes")
+        too_large = RequestRefused(413, "too_large", f"the maximum size of a body is {limit} bytes")
         length = headers.get("content-length", "0")
         if not length.isdigit():
             raise RequestRefused(400, "length", "Content-Length is not a number")
@@ -115,13 +115,15 @@ class AccessMiddleware:
             async with asyncio.timeout(self.gate.limits.body_s):
                 body = await _read_body(receive, limit)
         except TimeoutError:
-            raise RequestRefused(408, "slow", f"a body has to be sent within {self.gate.limits.body_s:g} s") from None
+            raise RequestRefused(
+                408, "slow", f"the body was not received within {self.gate.limits.body_s:g} s"
+            ) from None
         if body is None:
             raise too_large
-        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
-            return waiting.pop() if waiting else await receive()
+            return messages.pop() if messages else await receive()
 
         return replay
 
@@ -137,8 +139,8 @@ def set_cookie_header(
 
 def _is_navigation(scope: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
     """Return whether a person follows a link to the page or to sign-in; that link may be on any page."""
-    opens = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    return opens and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in ("/", SIGN_IN)
+    opens_document = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return opens_document and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in ("/", SIGN_IN)
 
 
 async def _send_refresh_page(send: Send, headers: dict[str, str]) -> None:

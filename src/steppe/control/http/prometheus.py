@@ -44,8 +44,8 @@ def _families(service: Service, clients: int, failures: int) -> Iterator[Metric]
     yield GaugeMetricFamily("steppe_stream_clients", "Connected WebSocket clients.", value=clients)
     yield CounterMetricFamily("steppe_watch_failures_total", "Failed attempts to read the runs.", value=failures)
     live = [run for run in runs if run.state in ("RUNNING", "PAUSED")]
-    for field, words in _RUN_GAUGES.items():
-        gauge = GaugeMetricFamily(f"steppe_run_{field}", words, labels=["run"])
+    for field, description in _RUN_GAUGES.items():
+        gauge = GaugeMetricFamily(f"steppe_run_{field}", description, labels=["run"])
         for run in live:
             value = getattr(run.progress, field)
             if value is not None:

@@ -105,8 +105,8 @@ def _addresses(host: str, port: int, allowed: tuple[str, ...]) -> list[str]:
 
 def _print_links(addresses: list[str], keys: TokenStore) -> None:
     code = keys.new_sign_in_link()
-    for words, address in zip(("sign in once:", *("or:" for _ in addresses[1:])), addresses, strict=True):
-        print(f"{words:14} {address}/sign-in?code={code}", flush=True)
+    for label, address in zip(("sign in once:", *("or:" for _ in addresses[1:])), addresses, strict=True):
+        print(f"{label:14} {address}/sign-in?code={code}", flush=True)
 
 
 def _background_tasks(
@@ -134,20 +134,24 @@ def _publisher(service: Service, kafka: KafkaConfig | None) -> Iterator[Periodic
 
 
 def _require_compatible(namespace: str | None, run: str | None, kafka: KafkaConfig | None, autoscale: str) -> None:
-    where = "say where their Kafka is, --kafka HOST:PORT or STEPPE_KAFKA__ADDRESS"
+    hint = "give the brokers with --kafka HOST:PORT or STEPPE_KAFKA__ADDRESS"
     if run is not None and namespace is not None:
-        raise UsageError("--run is for roles that others start, --kubernetes for those of a cluster: give one of them")
+        raise UsageError(
+            "--run (roles started elsewhere) and --kubernetes (roles of a cluster) exclude each other: give one of them"
+        )
     if run is not None and kafka is None:
-        raise UsageError(f"--run {run} is followed by what its roles report: {where}")
+        raise UsageError(f"--run {run} needs Kafka, where its roles report: {hint}")
     if run is not None and autoscale != "off":
-        raise UsageError("--autoscale needs a service that can start actors, and that of --run cannot: leave it out")
+        raise UsageError(
+            "--autoscale does not work with --run, because the service cannot start actors of that run: remove --autoscale"
+        )
     if autoscale != "off" and namespace is not None and kafka is None:
-        raise UsageError(f"--autoscale goes by what roles report: {where}")
+        raise UsageError(f"--autoscale with --kubernetes needs Kafka, where the roles report: {hint}")
 
 
 def _make_service(namespace: str | None, run: str | None, bounds: Bounds, kafka: KafkaConfig | None) -> Service:
     if kafka is not None:
-        import_kafka()  # report a missing client library now
+        import_kafka()  # fail now if the client library is missing
     if namespace is not None:
         return _make_kubernetes_service(namespace, bounds, kafka)
     if run is None or kafka is None:
@@ -179,21 +183,21 @@ def serve_mcp_stdio(scope: str, bounds: Bounds, kafka: KafkaConfig | None = None
     watcher = RunWatcher(service, hub)
     mcp = McpAdapter(service, Caller(f"stdio:{scope}", scope))
 
-    async def live() -> None:
+    async def serve_until_eof() -> None:
         hub.serve_on(asyncio.get_running_loop())
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(notify_changes, hub, mcp.bus)
+        async with anyio.create_task_group() as group:
+            group.start_soon(notify_changes, hub, mcp.bus)
             await mcp.server.run_stdio_async()
-            tasks.cancel_scope.cancel()
+            group.cancel_scope.cancel()
 
-    beside = [watcher, *_publisher(service, kafka)]
-    for one in beside:
-        one.start()
+    tasks = [watcher, *_publisher(service, kafka)]
+    for task in tasks:
+        task.start()
     try:
-        anyio.run(live)
+        anyio.run(serve_until_eof)
     finally:
-        for one in beside:
-            one.stop()
+        for task in tasks:
+            task.stop()
         service.close()
 
 

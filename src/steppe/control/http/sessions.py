@@ -1,6 +1,6 @@
 """Sign-in links and the sessions of browsers, each a small file next to the tokens.
 
-A file exists while its link or session is valid: removing a link's file uses the link up, and removing a session's file
+A file exists while its link or session is valid: removing a link's file invalidates the link, and removing a session's file
 revokes the session. So any process of the service's user can create links and end sessions while the service runs.
 """
 
@@ -39,10 +39,10 @@ class Session:
 class Sessions:
     """Safe for several threads and processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self._links, self._sessions = folder / "links", folder / "sessions"
-        for made in (self._links, self._sessions):
-            made.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(self, directory: Path) -> None:
+        self._links, self._sessions = directory / "links", directory / "sessions"
+        for created in (self._links, self._sessions):
+            created.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def new_sign_in_link(self) -> str:
         """Create a code that signs in once, within LINK_S seconds."""
@@ -64,11 +64,11 @@ class Sessions:
     def begin(self, address: str = "", browser: str = "") -> Session:
         """Create a session for a browser that signed in from an address."""
         now = time.time()
-        made = Session(secrets.token_hex(8), now, now + SESSION_S, address[:_TEXT], browser[:_TEXT])
-        _write(self._sessions / made.id, asdict(made))
+        session = Session(secrets.token_hex(8), now, now + SESSION_S, address[:_TEXT], browser[:_TEXT])
+        _write(self._sessions / session.id, asdict(session))
         for oldest in self.list()[MAX_SESSIONS:]:
             self.end(oldest.id)
-        return made
+        return session
 
     def is_live(self, identity: str) -> bool:
         """Return whether a session has not been ended; the caller checks its expiry."""
@@ -96,10 +96,10 @@ class Sessions:
         for path in (*self._links.iterdir(), *self._sessions.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 try:
-                    good = json.loads(path.read_text())["until_s"] > time.time()
+                    keep = json.loads(path.read_text())["until_s"] > time.time()
                 except (ValueError, KeyError, TypeError):
-                    good = path.name.startswith(".")  # another process is writing it
-                if not good:
+                    keep = path.name.startswith(".")  # another process is writing it
+                if not keep:
                     path.unlink()
 
 

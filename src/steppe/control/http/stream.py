@@ -117,32 +117,32 @@ class Hub:
     @contextlib.contextmanager
     def subscribe(self, socket: FrameSocket, number: int) -> Iterator[Subscriber]:
         """Subscribe a client that has received everything up to `number`; send it later messages meanwhile."""
-        listener = Subscriber(self, socket, number)
-        self._subscribers.add(listener)
-        socket.when_ready = listener.tell
+        subscriber = Subscriber(self, socket, number)
+        self._subscribers.add(subscriber)
+        socket.when_ready = subscriber.send_news
         try:
-            listener.tell()
-            yield listener
+            subscriber.send_news()
+            yield subscriber
         finally:
             socket.when_ready = None
-            self._subscribers.discard(listener)
+            self._subscribers.discard(subscriber)
 
     async def deliver(self) -> None:
         """Send new messages to the clients as they come, until cancelled."""
         while True:
             await self.news(HEARTBEAT_INTERVAL_S / 4)
-            for listener in [*self._subscribers]:
-                listener.tell()
-            self._beat(time.monotonic() - HEARTBEAT_INTERVAL_S)
+            for subscriber in [*self._subscribers]:
+                subscriber.send_news()
+            self._send_heartbeats(time.monotonic() - HEARTBEAT_INTERVAL_S)
 
-    def _beat(self, silent_since: float) -> None:
+    def _send_heartbeats(self, silent_since: float) -> None:
         """Send a heartbeat to clients that received nothing since then."""
-        silent = [listener for listener in self._subscribers if listener.last_sent_s <= silent_since]
+        silent = [subscriber for subscriber in self._subscribers if subscriber.last_sent_s <= silent_since]
         if silent:
             message = {"type": "heartbeat", "number": self._number, "time_s": time.time()}
-            beat = text_frame(msgspec.json.encode(message))
-            for listener in silent:
-                listener.heartbeat(beat)
+            frame = text_frame(msgspec.json.encode(message))
+            for subscriber in silent:
+                subscriber.heartbeat(frame)
 
 
 class Subscriber:
@@ -153,7 +153,7 @@ class Subscriber:
         self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hub, self._socket = hub, socket
 
-    def tell(self) -> None:
+    def send_news(self) -> None:
         """Send as many new messages as the client takes."""
         news = self._hub.frame(self.number)
         while news is not None and news[0] > self.number and self._socket.ready:
@@ -175,24 +175,26 @@ class RunWatcher(PeriodicTask):
     """Polls the runs while the service is up, and reconciles its operations."""
 
     def __init__(self, service: Service, hub: Hub, every_s: float = POLL_INTERVAL_S) -> None:
-        super().__init__("steppe-watcher", every_s, service.reconcile, self.look, hub.wake)
+        super().__init__("steppe-watcher", every_s, service.reconcile, self.poll, hub.wake)
         self.service, self.hub = service, hub
-        self._known: dict[str, tuple[Run, Run]] = {}  # as it is, and without its heartbeat, which alone is no change
+        self._runs: dict[
+            str, tuple[Run, Run]
+        ] = {}  # each run, and its copy without the heartbeat, which is not a change
         self._cursors: dict[str, int] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Put changes since the last poll into the message buffer."""
         runs = {run.id: run for run in self.service.list_runs().runs}
-        for gone in self._known.keys() - runs.keys():
-            del self._known[gone]
-            self._cursors.pop(gone, None)
-            self.hub.put("removed", run=gone)
+        for removed in self._runs.keys() - runs.keys():
+            del self._runs[removed]
+            self._cursors.pop(removed, None)
+            self.hub.put("removed", run=removed)
         for name, run in runs.items():
-            before = self._known.get(name)
+            before = self._runs.get(name)
             if before is not None and before[0] is run:
                 continue
-            self._known[name] = (run, run.model_copy(update={"heartbeat_s": None}))
-            if before is None or before[1] != self._known[name][1]:
+            self._runs[name] = (run, run.model_copy(update={"heartbeat_s": None}))
+            if before is None or before[1] != self._runs[name][1]:
                 self.hub.put("run", run=run.model_dump(mode="json"))
                 if self.hub.clients and (name in self._cursors or run.state not in ENDED):
                     self._put_points(name)

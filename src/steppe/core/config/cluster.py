@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from steppe.core.algorithms import Duration, FrozenConfig, Positive, PositiveDuration, PositiveFloat, RoleCount
+from steppe.core.config.fields import Duration, FrozenConfig, Positive, PositiveDuration, PositiveFloat, RoleCount
 from steppe.core.config.validation import read_toml, validate_config
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 
@@ -182,7 +182,7 @@ class ClusterConfig(FrozenConfig):
 
     @property
     def url(self) -> str:
-        """What a client of the server is told."""
+        """Return what a client of the server must know."""
         if self.backend != "grpc":
             return f"{self.backend}://{self.parameter_server or 'world'}/{self.name}"
         return f"{'grpc' if self.tls is None else 'grpcs'}://{':'.join(map(str, self.address))}"
@@ -194,7 +194,7 @@ class ClusterConfig(FrozenConfig):
 
     @property
     def rank(self) -> int | None:
-        """This node's place among the nodes, from 0; None where they have no order."""
+        """This node's index in the list of nodes, from 0; None if there is no list."""
         return self.nodes.index(self.node_id) if self.node_id in self.nodes else None
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from steppe.core.algorithms import AgentConfig, Coefficient, Count, FrozenConfig, Positive, PositiveFloat, RoleCount
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.fields import Coefficient, Count, FrozenConfig, Positive, PositiveFloat, RoleCount
 from steppe.core.contracts.errors import ConfigError
 
 _OPTIMIZER_OPTIONS: dict[str, tuple[str, ...]] = {"sgd": (), "momentum": ("beta1",), "adam": ("beta1", "beta2", "eps")}
@@ -17,8 +18,8 @@ class ParamsConfig(FrozenConfig):
 
     in_rounds: bool | None = Field(
         None,
-        description="Wait for a gradient of every worker and apply them together, or apply each as it comes. True for a2c, "
-        "else false, if absent.",
+        description="Wait for a gradient of every worker and apply them together, or apply each as it comes. Default: what the "
+        "algorithm usually does.",
     )
     deltas: bool = Field(
         False,
@@ -75,7 +76,7 @@ class ParamsConfig(FrozenConfig):
         for name in ("normalize_obs", "normalize_reward", "prioritized"):
             if getattr(agent, name, None):
                 raise ConfigError(
-                    f"{name} needs what all workers see in one place: set {name}=false, or use --mode sync"
+                    f"{name} needs the experience of all workers in one process: set {name}=false, or use --mode sync"
                 )
         if getattr(agent, "buffer_storage", "memory") != "memory":
             raise ConfigError(

@@ -17,8 +17,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from steppe.core.algorithms import (
-    AgentConfig,
+from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
+from steppe.core.config.algorithm_table import DEFAULT_ALGORITHM, config_class
+from steppe.core.config.cluster import ClusterConfig
+from steppe.core.config.fields import (
     Coefficient,
     Count,
     Duration,
@@ -26,12 +29,8 @@ from steppe.core.algorithms import (
     Positive,
     PositiveDuration,
     PositiveFloat,
-    PPOConfig,
     RoleCount,
-    config_class,
 )
-from steppe.core.config import references
-from steppe.core.config.cluster import ClusterConfig
 from steppe.core.config.foreign_names import key_hint
 from steppe.core.config.params import ParamsConfig
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, runtimes_with
@@ -121,7 +120,7 @@ class FlowConfig(FrozenConfig):
     )
     publish_every: Positive | None = Field(
         None,
-        description="Async replay: maximum updates between two publications of weights. Default: 5 for dhc, otherwise 50.",
+        description="Async replay: maximum updates between two publications of weights. Default: the algorithm's own number.",
     )
     refresh_every: Positive = Field(
         1, description="Workers on mpi: merges between two updates of a worker's table with the others' changes."
@@ -171,19 +170,21 @@ class EvalConfig(FrozenConfig):
     max_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
         description="Maximum share of the time for evaluations: versions that come too early are left out and counted. "
-        "Default: none is left out, they wait for their turn.",
+        "Default: in single and sync none is left out, they wait for their turn; otherwise 0.1, or 0.5 with a target_return.",
     )
     explore: bool = Field(False, description="Sample actions instead of taking the best one.")
     max_episode_steps: Positive = Field(100_000, description="Maximum steps of an evaluation episode.")
     record: bool = Field(False, description="Record a GIF of one episode of each evaluation.")
 
-    def resolve_defaults(self, steps: int | None) -> Self:
-        """Return this configuration with defaults resolved for a run's length."""
+    def resolve_defaults(self, steps: int | None, max_share: float | None) -> Self:
+        """Return this configuration with defaults resolved for a run's length, and with this default of `max_share`."""
         found: dict[str, Any] = {}
         if self.every_steps is None:
             found["every_steps"] = max(EVALUATE_EVERY_STEPS, (steps or 0) // 50)
         if self.final_episodes is None:
             found["final_episodes"] = self.episodes if "episodes" in self.model_fields_set else "auto"
+        if self.max_share is None:
+            found["max_share"] = max_share
         resolved = self.model_copy(update=found)
         resolved.model_fields_set.difference_update(found)  # they were not given
         return resolved
@@ -310,13 +311,13 @@ class RunConfig(FrozenConfig):
     env: str = Field(
         description="Gymnasium or PettingZoo id, `module:Id`, or `module:function` that returns an environment."
     )
-    algo: str = Field("ppo", description="Algorithm by name, or `module:Class` of your own.")
+    algo: str = Field(DEFAULT_ALGORITHM, description="Algorithm by name, or `module:Class` of your own.")
     runtime: str = Field(
         "processes",
         description=f"Where the roles run: {', '.join(RUNTIMES)}, or `module:function` of your own.",
     )
     mode: Literal["single", "sync", "async", "workers"] | None = Field(
-        None, description="How actors and learner are synchronized. Default: sync, but workers for a3c."
+        None, description="How actors and learner are synchronized. Default: the algorithm's usual mode, mostly sync."
     )
     actors: Annotated[int, Field(gt=0, le=100_000)] = Field(
         1, description="Number of actors or workers; auto chooses by a short measurement."
@@ -344,7 +345,9 @@ class RunConfig(FrozenConfig):
     name: str | None = Field(None, description="Name of the run.")
     run_dir: Path | None = Field(None, description="Directory of this run. Default: runs/NAME.")
     environment: EnvConfig = Field(EnvConfig(), description="How the environment is created and wrapped.")
-    agent: SerializeAsAny[AgentConfig] = Field(PPOConfig(), description="The algorithm's hyperparameters.")
+    agent: SerializeAsAny[AgentConfig] = Field(
+        default_factory=lambda: config_class(DEFAULT_ALGORITHM)(), description="The algorithm's hyperparameters."
+    )
     flow: FlowConfig = Field(FlowConfig(), description="How experience and weights are exchanged.")
     evaluation: EvalConfig = Field(EvalConfig(), description="How weights are evaluated.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When checkpoints are written.")
@@ -393,7 +396,8 @@ class RunConfig(FrozenConfig):
             object.__setattr__(self, "flow", self.flow.model_copy(update={"ahead": ahead}))
         if self.steps is None and self.episodes is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
-        object.__setattr__(self, "evaluation", self.evaluation.resolve_defaults(self.steps))
+        max_share = None if self.queues_evaluations else 0.1 if self.target_return is None else 0.5
+        object.__setattr__(self, "evaluation", self.evaluation.resolve_defaults(self.steps, max_share))
         if mode == "single" and self.actors != 1:
             raise ConfigError(f"mode 'single' has one actor, not {self.actors}: use --mode sync or --mode async")
         if self.flow.ahead and mode != "sync":
@@ -457,12 +461,12 @@ class RunConfig(FrozenConfig):
         if getattr(self.agent, "buffer_size", roles) < roles:
             raise ConfigError(f"flow.replay_roles={roles} is more than buffer_size: lower it")
 
-    def _require_max_actors(self, seats: int) -> None:
+    def _require_max_actors(self, max_actors: int) -> None:
         if self.mode != "async" or not capabilities_of(self.runtime).scales_actors:
             able = " or ".join(map(repr, runtimes_with("scales_actors")))
             raise ConfigError(f"flow.max_actors is for mode 'async' on runtime {able}: leave it out")
-        if seats < self.actors:
-            raise ConfigError(f"flow.max_actors={seats} is less than actors={self.actors}")
+        if max_actors < self.actors:
+            raise ConfigError(f"flow.max_actors={max_actors} is less than actors={self.actors}")
 
     def _require_no_torch_options(self) -> None:
         """What is for torch means nothing to an agent without it."""
@@ -471,6 +475,11 @@ class RunConfig(FrozenConfig):
                 raise ConfigError(f"{key}={device!r}: {self.algo} learns in a table, on the CPU; leave {key} out")
         if self.flow.threads != 1:
             raise ConfigError(f"flow.threads is for torch, which {self.algo} does not use: leave it out")
+
+    @property
+    def queues_evaluations(self) -> bool:
+        """Whether every version that is due is evaluated, in order; otherwise the newest one at the time."""
+        return self.mode in ("single", "sync")
 
     @property
     def by_gradients(self) -> bool:
@@ -516,7 +525,7 @@ def resolve_config(*layers: tuple[str, Mapping[str, Any]]) -> ResolvedConfig:
     A bare key is looked for among the top-level fields, then among the algorithm's hyperparameters.
     """
     merged: dict[str, tuple[Any, str]] = {}
-    algo = next((str(layer["algo"]) for _, layer in reversed(layers) if "algo" in layer), "ppo")
+    algo = next((str(layer["algo"]) for _, layer in reversed(layers) if "algo" in layer), DEFAULT_ALGORITHM)
     agent_class = config_class(algo)
     for source, layer in layers:
         for key, value in layer.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from steppe.core.algorithms import FrozenConfig
+from steppe.core.config.fields import FrozenConfig
 from steppe.core.contracts.errors import ConfigError
 
 

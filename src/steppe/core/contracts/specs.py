@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 COLUMNS_WITH_BOOTSTRAP_ROW = ("obs", "mask", "comm_mask")  # columns with an extra row after the last step
@@ -83,7 +85,13 @@ class EnvSpec:
     num_agents: int = 1
     agents: tuple[str, ...] = ()  # agent names, if there are several agents
     members: tuple[AgentSpec, ...] = ()  # specs of the agents, only if they differ
-    largest_lesson: tuple[int, int] | None = None  # largest curriculum stage: agents, cells along a side
+    largest_stage: tuple[int, int] | None = None  # largest curriculum stage: agents, cells along a side
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> EnvSpec:
+        """Return the spec that `dataclasses.asdict` made `record` of; `largest_stage` was called `largest_lesson` in 0.1."""
+        renamed = {"largest_stage": record["largest_lesson"]} if "largest_lesson" in record else {}
+        return msgspec.convert({**record, **renamed}, cls)
 
     @property
     def is_image(self) -> bool:

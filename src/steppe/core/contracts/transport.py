@@ -75,7 +75,7 @@ class RoundOffset(Protocol):
     """Writer-side channel that reports how far its round number is offset after it was skipped."""
 
     @property
-    def shift(self) -> int:
+    def round_offset(self) -> int:
         """Number of the round that the writer's next segment belongs to, minus that segment's sequence number."""
 
 

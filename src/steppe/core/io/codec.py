@@ -282,9 +282,9 @@ class _ArrayReader:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse_array_head(told: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+def _parse_array_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Decode dtype, shape and size in bytes of an array from the structure."""
-    name, shape = msgspec.msgpack.decode(told, type=tuple[str, tuple[int, ...]])
+    name, shape = msgspec.msgpack.decode(head, type=tuple[str, tuple[int, ...]])
     size = _size(name, shape)
     return _DTYPES[name], shape, size
 

@@ -66,10 +66,10 @@ class Ring:
         start = self.cursor - fresh  # negative: wraps around to the end of the ring
         stretches = [(start, self.cursor)] if start >= 0 else [(start + self.capacity, self.capacity), (0, self.cursor)]
         return {
-            place
+            index
             for low, high in stretches
             if low < high
-            for place in range(low // chunk_rows, (high - 1) // chunk_rows + 1)
+            for index in range(low // chunk_rows, (high - 1) // chunk_rows + 1)
         }
 
     @property

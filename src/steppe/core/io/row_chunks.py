@@ -161,8 +161,8 @@ class SavedRing:
         return f"rows of {self.record.name}"
 
     def _require_hash(self, chunk: ChunkRecord, spec: FieldSpec, low: int, high: int, digest: str) -> None:
-        place = [name for name, _, _ in self.record.columns].index(spec.name)
-        if digest != chunk.sha256[place]:
+        index = [name for name, _, _ in self.record.columns].index(spec.name)
+        if digest != chunk.sha256[index]:
             raise DamagedFile(
                 f"{self.directory / chunk.file} is damaged: column {spec.name!r} of {self.record.name}, rows {low} to "
                 f"{high - 1}, does not match its sha256"
@@ -223,10 +223,10 @@ def insert_rings(tree: Any, rings: Sequence[SavedRing], directory: Path | None =
                 raise DamagedFile(f"{bundle} is missing")
             return bundle
         if tree.keys() == {_RING_KEY}:
-            place = tree[_RING_KEY]
-            if not isinstance(place, int) or not 0 <= place < len(rings):
-                raise DamagedFile(f"there is no ring {place!r} among the {len(rings)} that were saved")
-            return rings[place]
+            index = tree[_RING_KEY]
+            if not isinstance(index, int) or not 0 <= index < len(rings):
+                raise DamagedFile(f"there is no ring {index!r} among the {len(rings)} that were saved")
+            return rings[index]
         return {key: insert_rings(item, rings, directory) for key, item in tree.items()}
     return [insert_rings(item, rings, directory) for item in tree] if isinstance(tree, list) else tree
 
@@ -251,10 +251,10 @@ class _ChunkWriter:
         )
         shared = _unchanged_chunks(ring, record, known)
         chunks = []
-        for place, (low, high) in enumerate(record.spans()):
+        for index, (low, high) in enumerate(record.spans()):
             old = None
-            if place in shared and known is not None and before is not None:
-                old = self._link_chunk(known.chunks[place], before, (high - low) * row_bytes)
+            if index in shared and known is not None and before is not None:
+                old = self._link_chunk(known.chunks[index], before, (high - low) * row_bytes)
             chunks.append(old or self._chunk(ring, record, low, high))
         return lambda: msgspec.structs.replace(record, chunks=tuple(chunk() for chunk in chunks))
 
@@ -311,7 +311,7 @@ def _unchanged_chunks(ring: Ring, now: RingRecord, known: RingRecord | None) -> 
     if known is None or now.chunk_rows != known.chunk_rows:
         return frozenset()
     touched = ring.chunks_written_since(known.added, now.chunk_rows)
-    return frozenset(place for place, chunk in enumerate(known.chunks) if place not in touched and chunk.file != TAIL)
+    return frozenset(index for index, chunk in enumerate(known.chunks) if index not in touched and chunk.file != TAIL)
 
 
 def _continued(ring: Ring, known: RowsRecord | None) -> RingRecord | None:

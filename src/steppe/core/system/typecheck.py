@@ -46,16 +46,16 @@ def to_python_number(value: Any) -> Any:
 
 def _convert_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = list(inspect.signature(function).parameters.values())
-    places = [place for place, found in enumerate(parameters) if _NUMBER.search(str(found.annotation))]
-    names = {parameters[place].name for place in places}
+    indices = [index for index, found in enumerate(parameters) if _NUMBER.search(str(found.annotation))]
+    names = {parameters[index].name for index in indices}
     if not names:
         return function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for place in places:
-            if place < len(args) and type(args[place]) not in _PLAIN:
-                args = tuple(to_python_number(value) if n in places else value for n, value in enumerate(args))
+        for index in indices:
+            if index < len(args) and type(args[index]) not in _PLAIN:
+                args = tuple(to_python_number(value) if n in indices else value for n, value in enumerate(args))
                 break
         for name in names.intersection(kwargs) if kwargs else ():
             kwargs[name] = to_python_number(kwargs[name])

@@ -49,33 +49,33 @@ class MultiAgentSegmentEnv:
     """Base of multi-agent segment environments: episode statistics, masks and snapshots."""
 
     def __init__(
-        self, num_envs: int, spec: EnvSpec, ledger: EpisodeStatistics, snapshots: EnvSnapshots, seeds: list[int]
+        self, num_envs: int, spec: EnvSpec, statistics: EpisodeStatistics, snapshots: EnvSnapshots, seeds: list[int]
     ) -> None:
         rows = num_envs * spec.num_agents
         self.spec = spec
         self.num_envs = num_envs
         self.seeds = seeds
         self.starts = np.ones(rows, np.bool_)
-        self.there = np.zeros(rows, np.bool_)  # rows of the agents that act in the next step
+        self.present = np.zeros(rows, np.bool_)  # rows of the agents that act in the next step
         self.comm_mask = np.zeros((rows, spec.num_agents), np.bool_)
         self.masks = np.ones((rows, *spec.action.sizes), np.bool_) if spec.num_states is not None else None
-        self._ledger, self._snapshots = ledger, snapshots
+        self._statistics, self._snapshots = statistics, snapshots
         self._seeded = False
         self._arrays: dict[str, np.ndarray | None] = {
-            "starts": self.starts, "there": self.there, "comm_mask": self.comm_mask, "masks": self.masks,
+            "starts": self.starts, "there": self.present, "comm_mask": self.comm_mask, "masks": self.masks,
         }  # fmt: skip
 
     def take_finished(self) -> list[tuple[float, int]]:
         """Return (return, length) of the episodes that ended since the last call; returns are sums over agents."""
-        return self._ledger.take()
+        return self._statistics.take()
 
     def agent_returns(self) -> np.ndarray:
         """Return each agent's share of the returns that `take_finished` would give now; NaN for absent agents."""
-        return self._ledger.shares()
+        return self._statistics.shares()
 
     def unfinished(self) -> list[tuple[float, int]]:
         """Return (return, length) so far of the current episode in each environment."""
-        return self._ledger.running()
+        return self._statistics.running()
 
     @property
     def resume_kind(self) -> ResumeKind:
@@ -91,17 +91,17 @@ class MultiAgentSegmentEnv:
         self._state().give(state)
 
     def _state(self) -> SegmentEnvState:
-        return SegmentEnvState(self, self._snapshots, self._ledger, self._arrays)  # type: ignore[arg-type]
+        return SegmentEnvState(self, self._snapshots, self._statistics, self._arrays)  # type: ignore[arg-type]
 
     def _book(self, segment: Segment, t: int) -> None:
         """Update the episode statistics after the rows and rewards of a step were written."""
-        ledger, valid = self._ledger, segment["valid"][t]
-        if ledger.played is not None:
-            ledger.played |= valid
-        ledger.add_step(segment["reward"][t])
+        statistics, valid = self._statistics, segment["valid"][t]
+        if statistics.played is not None:
+            statistics.played |= valid
+        statistics.add_step(segment["reward"][t])
         over = find_episode_ends(valid, segment["terminated"][t] | segment["truncated"][t], self.spec.num_agents)
         if over.any():
-            ledger.end(np.flatnonzero(over))
+            statistics.end(np.flatnonzero(over))
 
 
 class ParallelSegmentEnv(MultiAgentSegmentEnv):
@@ -115,15 +115,15 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         envs: list[Any],
         spec: EnvSpec,
         rules: MultiAgentCodec,
-        ledger: EpisodeStatistics,
+        statistics: EpisodeStatistics,
         seeds: list[int],
         limit: int | None,
     ) -> None:
-        super().__init__(len(envs), spec, ledger, EnvSnapshots(envs), seeds)
+        super().__init__(len(envs), spec, statistics, EnvSnapshots(envs), seeds)
         self.resets = np.zeros(len(envs), np.int64)
         self._envs: list[ParallelEnvLike] = envs
         self._rules, self._limit = rules, limit
-        self._place = {agent: index for index, agent in enumerate(envs[0].possible_agents)}
+        self._agent_index = {agent: index for index, agent in enumerate(envs[0].possible_agents)}
         self._wanted, self._current_stages = np.zeros((len(envs), 2), np.int64), np.zeros((len(envs), 2), np.int64)
         self._arrays |= {
             "resets": self.resets,
@@ -137,9 +137,9 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         if seeds is not None:
             self.seeds = env_seeds(seeds, self.num_envs)
             self.resets.fill(0)
-        self._ledger.restart()
+        self._statistics.restart()
         self.starts.fill(False)
-        self.there.fill(False)
+        self.present.fill(False)
         obs.fill(0)
         for index in range(self.num_envs):
             self._begin(index, obs)
@@ -147,19 +147,19 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
             self._snapshots.settle()
         self._seeded = True
 
-    def assign(self, lessons: np.ndarray) -> None:
+    def assign(self, stages: np.ndarray) -> None:
         """Set the curriculum stage of each environment's next episode [N, 2]: agents, and side length in cells."""
-        self._wanted[...] = lessons
+        self._wanted[...] = stages
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
         """Step every environment once; see the contract in core/contracts/env.py."""
         columns = segment.columns
         if "lesson" in columns:
             columns["lesson"][t] = np.repeat(self._current_stages, self.spec.num_agents, axis=0)
-        columns["valid"][t] = self.there
+        columns["valid"][t] = self.present
         columns["terminated"][t] = columns["truncated"][t] = False
         columns["obs"][t + 1].fill(0)
-        self._ledger.rewards.fill(0.0)
+        self._statistics.rewards.fill(0.0)
         self.starts.fill(False)
         choices = self._rules.choices(actions)
         for index, env in enumerate(self._envs):
@@ -167,10 +167,10 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
                 self._step(index, env, choices, segment, t)
             except Exception as error:
                 last = self._last_actions(index, actions)
-                raise self._fault(error, index, int(self._ledger.lengths[index]) + 1, last) from error
+                raise self._fault(error, index, int(self._statistics.lengths[index]) + 1, last) from error
         self._book(segment, t)
         for index in range(self.num_envs):
-            if not self.there[self._rows(index)].any():
+            if not self.present[self._rows(index)].any():
                 self._begin(index, columns["obs"][t + 1])
 
     def render(self) -> np.ndarray | None:
@@ -191,15 +191,15 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         """Step one environment, and write the rows of its agents."""
         base, columns = index * self.spec.num_agents, segment.columns
         listed = list(env.agents)  # a copy: some environments change this list in place
-        acting = [agent for agent in listed if self.there[base + self._place[agent]]]
+        acting = [agent for agent in listed if self.present[base + self._agent_index[agent]]]
         obs, rewards, terminated, truncated, infos = env.step(
-            {agent: choices[base + self._place[agent]] for agent in acting}
+            {agent: choices[base + self._agent_index[agent]] for agent in acting}
         )
         staying = set(env.agents)
-        out_of_time = self._limit is not None and self._ledger.lengths[index] + 1 >= self._limit
+        out_of_time = self._limit is not None and self._statistics.lengths[index] + 1 >= self._limit
         for agent in acting:
-            row = base + self._place[agent]
-            self._ledger.rewards[row] = _require_entry(rewards, agent, "reward")
+            row = base + self._agent_index[agent]
+            self._statistics.rewards[row] = _require_entry(rewards, agent, "reward")
             died = bool(_require_entry(terminated, agent, "termination"))
             # An agent that disappears without an end counts as truncated.
             cut = bool(_require_entry(truncated, agent, "truncation")) or (
@@ -208,7 +208,7 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
             seen = _require_entry(obs, agent, "observation")
             if died or cut:
                 columns["terminated"][t, row], columns["truncated"][t, row] = died, cut
-                self.there[row] = False
+                self.present[row] = False
                 self._rules.put(columns["final_obs"][t], row, seen)
             else:
                 self._rules.put(columns["obs"][t + 1], row, seen)
@@ -235,38 +235,38 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
 
     def _add_agents(self, base: int, agents: list[Any], seen: AgentDict, obs: np.ndarray) -> None:
         for agent in agents:
-            if agent not in self._place:
+            if agent not in self._agent_index:
                 raise ValueError(f"{agent!r} is among `agents` and not among `possible_agents`")
-            row = base + self._place[agent]
+            row = base + self._agent_index[agent]
             self._rules.put_first(obs, row, _require_entry(seen, agent, "observation"))
-            self.there[row] = self.starts[row] = True
+            self.present[row] = self.starts[row] = True
 
     def _hear(self, base: int, infos: AgentDict) -> None:
         """Write the communication and action masks from the agents' infos; without an entry, everything is allowed."""
         rows = slice(base, base + self.spec.num_agents)
-        there = self.there[rows]
-        self.comm_mask[rows] = self._heard(base, there, infos)
+        present = self.present[rows]
+        self.comm_mask[rows] = self._heard(base, present, infos)
         if self.masks is not None:
             self.masks[rows] = True
-        for agent, place in self._place.items():
-            info = infos.get(agent) if there[place] else None
+        for agent, index in self._agent_index.items():
+            info = infos.get(agent) if present[index] else None
             if not info:
                 continue
             if self.masks is not None and "action_mask" in info:
-                self.masks[base + place] = info["action_mask"]
+                self.masks[base + index] = info["action_mask"]
 
-    def _heard(self, base: int, there: np.ndarray, infos: AgentDict) -> np.ndarray:
+    def _heard(self, base: int, present: np.ndarray, infos: AgentDict) -> np.ndarray:
         """Return the communication mask among the agents that are present [num_agents, num_agents]."""
-        mask: np.ndarray = there & there[:, None]
-        for agent, place in self._place.items():
-            info = infos.get(agent) if there[place] else None
+        mask: np.ndarray = present & present[:, None]
+        for agent, index in self._agent_index.items():
+            info = infos.get(agent) if present[index] else None
             if info and "comm_mask" in info:
-                mask[place] &= np.asarray(info["comm_mask"], np.bool_)
+                mask[index] &= np.asarray(info["comm_mask"], np.bool_)
         return mask
 
     def _stage_options(self, index: int) -> dict[str, int] | None:
         """Return the `reset` options for the next curriculum stage of one environment; None if it has no curriculum."""
-        largest = self.spec.largest_lesson
+        largest = self.spec.largest_stage
         if largest is None:
             return None
         self._current_stages[index] = self._wanted[index] if self._wanted[index].any() else largest
@@ -278,11 +278,11 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
 
     def _fault(self, error: Exception, index: int, step: int, last: dict[str, Any] | None) -> EnvironmentFault:
         """Describe an exception of an environment; `step` counts from 1 within the episode, 0 means `reset` failed."""
-        episode = int(self._ledger.episodes[index]) + 1
+        episode = int(self._statistics.episodes[index]) + 1
         seed = seeding.integer_seed(self.seeds[index], int(self.resets[index]) - 1)
-        place = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
+        position = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
         return EnvironmentFault(
-            f"{self.spec.id} raised {type(error).__name__}: {error} ({place}, environment {index} of {self.num_envs}, "
+            f"{self.spec.id} raised {type(error).__name__}: {error} ({position}, environment {index} of {self.num_envs}, "
             f"episode seeded with {seed}, last actions {last})",
             {
                 "traceback": "".join(traceback.format_exception(error)),
@@ -296,9 +296,9 @@ class ParallelSegmentEnv(MultiAgentSegmentEnv):
         )
 
 
-def _require_entry(told: AgentDict, agent: Any, what: str) -> Any:
+def _require_entry(by_agent: AgentDict, agent: Any, what: str) -> Any:
     """Return the entry of an agent that acted; ValueError if the environment returned none."""
     try:
-        return told[agent]
+        return by_agent[agent]
     except KeyError:
         raise ValueError(f"it gave no {what} for {agent!r}, which was among its agents") from None

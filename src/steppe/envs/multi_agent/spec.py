@@ -117,7 +117,7 @@ def make_multi_agent_spec(
         num_agents=len(names),
         agents=names,
         members=rules.members,
-        largest_lesson=getattr(env, "largest_lesson", None),
+        largest_stage=getattr(env, "largest_stage", None),
     )
 
 

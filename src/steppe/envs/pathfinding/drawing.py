@@ -40,18 +40,18 @@ def draw(
     image = Image.fromarray(_ground(obstacles, cell))
     pen = ImageDraw.Draw(image)
     colours = [colour_of(agent) for agent in range(len(positions))]
-    places, ends = _middles(positions, cell), _middles(goals, cell)
+    centers, ends = _middles(positions, cell), _middles(goals, cell)
     for agent, colour in enumerate(colours):
         if trail is not None and len(trail) > 1:
             pen.line(_middles(trail[:, agent], cell), _pale(colour), max(1, cell // 6), joint="curve")
     for end, colour in zip(ends, colours, strict=True):
         pen.rectangle(_box(end, 3 * cell // 8), outline=colour, width=max(1, cell // 8))
     for one, other in _communicating_pairs(comm_mask):
-        pen.line([places[one], places[other]], _COMM_LINE, max(1, cell // 10))
-    for place, end, colour in zip(places, ends, colours, strict=True):
-        if place == end:
+        pen.line([centers[one], centers[other]], _COMM_LINE, max(1, cell // 10))
+    for center, end, colour in zip(centers, ends, colours, strict=True):
+        if center == end:
             pen.rectangle(_box(end, 3 * cell // 8), fill=_pale(colour), outline=colour, width=max(1, cell // 8))
-        pen.ellipse(_box(place, 5 * cell // 16), fill=colour, outline=_EDGE)
+        pen.ellipse(_box(center, 5 * cell // 16), fill=colour, outline=_EDGE)
     return np.asarray(image).copy()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from steppe.core.play import random_below, splitmix64
+from steppe.core.system.random_words import random_below, splitmix64
 
 NumbaInt = Any  # an int64, or a uint64 if it is called a word: numba scalars are not ints to a type checker
 
@@ -216,22 +216,22 @@ def _draw_starts_and_goals(
     )
     at, goal, words = state.at[b], state.goal[b], state.words
     num_agents = state.episode[b, 0]
-    for place in range(num_cells):
-        drawn[place], used[place] = place, 0
+    for index in range(num_cells):
+        drawn[index], used[index] = index, 0
     for i in range(num_agents):
         other = i + random_below(_word(words, b), num_cells - i)
         drawn[i], drawn[other] = drawn[other], drawn[i]
         at[i] = order[drawn[i]]
-    for place in range(num_cells):
-        drawn[place] = place
+    for index in range(num_cells):
+        drawn[index] = index
     for i in range(num_agents):
         begin = first[at[i]]
         low, high = begin + used[begin], until[begin]
         used[begin] += 1
-        place = low + random_below(_word(words, b), high - low)
-        while order[drawn[place]] == at[i] and high - low > 1:
-            place = low + random_below(_word(words, b), high - low)
-        drawn[low], drawn[place] = drawn[place], drawn[low]
+        index = low + random_below(_word(words, b), high - low)
+        while order[drawn[index]] == at[i] and high - low > 1:
+            index = low + random_below(_word(words, b), high - low)
+        drawn[low], drawn[index] = drawn[index], drawn[low]
         goal[i] = order[drawn[low]]
         if goal[i] == at[i]:  # the last free cell of a full component: swap goals with another agent in it
             for j in range(i):

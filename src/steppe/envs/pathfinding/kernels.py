@@ -209,11 +209,11 @@ def _write_observations(
     for i in range(n):
         agent = b * obs.shape[1] + i
         corner = state.at[b, i] - view // 2 * (stride + 1)
-        ground, way, place = b * num_cells + corner, agent * num_cells + corner, agent * NUM_PLANES * area
+        ground, way, offset = b * num_cells + corner, agent * num_cells + corner, agent * NUM_PLANES * area
         if view == _USUAL_VIEW:  # a constant lets the compiler unroll the rows
-            _copy_view(cells, ways, out, ground, way, place, stride, _USUAL_VIEW)
+            _copy_view(cells, ways, out, ground, way, offset, stride, _USUAL_VIEW)
         else:
-            _copy_view(cells, ways, out, ground, way, place, stride, view)
+            _copy_view(cells, ways, out, ground, way, offset, stride, view)
     if n < obs.shape[1]:  # skip the assignment: even an empty slice has a cost
         obs[b, n:] = 0
     _write_comm_mask(state.at[b], n, stride, view // 2, workspace, masks[b])
@@ -226,7 +226,7 @@ def _copy_view(
     out: np.ndarray,
     ground: NumbaInt,
     way: NumbaInt,
-    place: NumbaInt,
+    offset: NumbaInt,
     stride: NumbaInt,
     view: NumbaInt,
 ) -> None:
@@ -234,7 +234,7 @@ def _copy_view(
     area = np.uint64(view * view)
     for row in range(view):
         source, other = np.uint64(ground + row * stride), np.uint64(way + row * stride)
-        line = np.uint64(place + row * view)
+        line = np.uint64(offset + row * view)
         for first in range(0, view - 7, 8):
             here, there = _eight(cells, source + np.uint64(first)), _eight(ways, other + np.uint64(first))
             target = line + np.uint64(first)
@@ -249,7 +249,7 @@ def _copy_view(
             out[target + area] = seen & 1
             for plane in range(4):
                 out[target + np.uint64(2 + plane) * area] = nearer >> plane & 1
-    out[np.uint64(place) + area // np.uint64(2)] = 0  # the agent itself
+    out[np.uint64(offset) + area // np.uint64(2)] = 0  # the agent itself
 
 
 @numba.njit(cache=True, nogil=True, forceinline=True)

@@ -68,9 +68,9 @@ class PathfindingParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo brin
         self._actions = {agent: spaces.Discrete(NUM_ACTIONS) for agent in self.possible_agents}
 
     @property
-    def largest_lesson(self) -> tuple[int, int] | None:
+    def largest_stage(self) -> tuple[int, int] | None:
         """The maximum number of agents and side length in cells for the options of `reset`."""
-        return self.worlds.largest_lesson
+        return self.worlds.largest_stage
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         """Return the space of an agent's view: six planes of 0 and 1."""

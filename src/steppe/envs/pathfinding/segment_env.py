@@ -22,8 +22,8 @@ from steppe.envs.wrappers.rewards import EpisodeStatistics
 class PathfindingSegmentEnv(MultiAgentSegmentEnv):
     """N worlds with up to num_agents agents each; `assign` sets the curriculum stage of their next episodes."""
 
-    def __init__(self, worlds: PathfindingWorlds, spec: EnvSpec, ledger: EpisodeStatistics, seed: int) -> None:
-        super().__init__(worlds.num_worlds, spec, ledger, EnvSnapshots([worlds]), [seed])
+    def __init__(self, worlds: PathfindingWorlds, spec: EnvSpec, statistics: EpisodeStatistics, seed: int) -> None:
+        super().__init__(worlds.num_worlds, spec, statistics, EnvSnapshots([worlds]), [seed])
         self.worlds = worlds
         self._blank = worlds.blank()
         self._blank = self._blank._replace(comm_mask=self.comm_mask.reshape(self._blank.comm_mask.shape))
@@ -32,40 +32,40 @@ class PathfindingSegmentEnv(MultiAgentSegmentEnv):
         """Start new episodes in all worlds; the first call, and every call with `seeds`, seeds them."""
         if seeds is not None:
             self.seeds, self._seeded = env_seeds(seeds, 1), False
-        self._ledger.restart()
+        self._statistics.restart()
         into = self._into(obs, self._blank.final_obs)
         self._call_env(lambda: self.worlds.reset(None if self._seeded else self.seeds[0], into=into), None)
         if not self._seeded:
             self._snapshots.settle()
         self._seeded = True
         self._look()
-        self.starts[...] = self.there
+        self.starts[...] = self.present
 
-    def assign(self, lessons: np.ndarray) -> None:
+    def assign(self, stages: np.ndarray) -> None:
         """Set the curriculum stage of each world's next episode [N, 2]: agents, and side length in cells."""
-        for lesson in np.unique(lessons, axis=0):
-            agents, size = lesson.tolist()
-            self.worlds.assign(agents, size, worlds=np.flatnonzero((lessons == lesson).all(axis=1)))
+        for stage in np.unique(stages, axis=0):
+            agents, size = stage.tolist()
+            self.worlds.assign(agents, size, worlds=np.flatnonzero((stages == stage).all(axis=1)))
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
         """Step every world once; see the contract in core/contracts/env.py."""
         columns, agents = segment.columns, self.spec.num_agents
         into = self._into(columns["obs"][t + 1], columns["final_obs"][t])
         if "lesson" in columns:
-            lesson = np.stack([self.worlds.agents, self.worlds.sizes[:, 0]], axis=1)
-            columns["lesson"][t] = np.repeat(lesson, agents, axis=0)
+            stage = np.stack([self.worlds.agents, self.worlds.sizes[:, 0]], axis=1)
+            columns["lesson"][t] = np.repeat(stage, agents, axis=0)
         if "final_comm_mask" in columns:
             into = into._replace(final_mask=columns["final_comm_mask"][t].reshape(into.final_mask.shape))
         moves = actions.reshape(self.num_envs, agents)
         self._call_env(lambda: self.worlds.step(moves, into), actions)
         valid = columns["valid"][t]
-        valid[...] = self.there
+        valid[...] = self.present
         for name, over in (("terminated", into.terminated), ("truncated", into.truncated)):
             np.logical_and(np.repeat(over, agents), valid, out=columns[name][t])
-        self._ledger.rewards[...] = into.rewards.reshape(-1)
+        self._statistics.rewards[...] = into.rewards.reshape(-1)
         self._book(segment, t)
         self._look()
-        np.logical_and(np.repeat(into.terminated | into.truncated, agents), self.there, out=self.starts)
+        np.logical_and(np.repeat(into.terminated | into.truncated, agents), self.present, out=self.starts)
 
     def render(self) -> np.ndarray | None:
         """Return None; `make_segment_env(…, render=True)` builds an environment that can render."""
@@ -77,7 +77,7 @@ class PathfindingSegmentEnv(MultiAgentSegmentEnv):
     def _look(self) -> None:
         """Update `there`: the first agents of each world are present in the current episode."""
         counts = np.repeat(self.worlds.agents, self.spec.num_agents)
-        np.less(np.tile(np.arange(self.spec.num_agents), self.num_envs), counts, out=self.there)
+        np.less(np.tile(np.arange(self.spec.num_agents), self.num_envs), counts, out=self.present)
 
     def _into(self, obs: np.ndarray, final_obs: np.ndarray) -> PathfindingOutput:
         shape = self._blank.obs.shape
@@ -124,7 +124,7 @@ def make_pathfinding_env(
         limit,
         num_agents=agents,
         agents=tuple(f"agent_{index}" for index in range(agents)),
-        largest_lesson=worlds.largest_lesson,
+        largest_stage=worlds.largest_stage,
     )
-    ledger = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None, agents)
-    return PathfindingSegmentEnv(worlds, spec, ledger, env_seeds(seed, 1)[0])
+    statistics = EpisodeStatistics(num_envs, config.reward_scale, config.reward_clip or None, agents)
+    return PathfindingSegmentEnv(worlds, spec, statistics, env_seeds(seed, 1)[0])

@@ -15,7 +15,6 @@ import numpy as np
 
 from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import CannotResume, ConfigError, WorldError
-from steppe.core.guidance import greedy_walk
 from steppe.envs.pathfinding.episode_kernels import (
     BLOCKED,
     OBSTACLE,
@@ -25,6 +24,7 @@ from steppe.envs.pathfinding.episode_kernels import (
     PathfindingWorkspace,
     place_agents,
 )
+from steppe.envs.pathfinding.expert import greedy_walk
 from steppe.envs.pathfinding.kernels import (
     BAD_ACTION,
     NO_FAULT,
@@ -103,7 +103,7 @@ class PathfindingWorlds:
         return self._state.episode[:, 1:3].copy()
 
     @property
-    def largest_lesson(self) -> tuple[int, int] | None:
+    def largest_stage(self) -> tuple[int, int] | None:
         """The maximum number of agents and side length in cells for `assign`; None if maps are given or not square."""
         height, width = self.max_size
         return None if self.scenarios or height != width else (self.num_agents, height)

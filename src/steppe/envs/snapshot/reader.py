@@ -69,8 +69,8 @@ class TableDigests:
         held, digest = self._known.get(id(obj), ([], ""))
         if len(held) != len(values) or any(one is not other for one, other in zip(held, values, strict=True)):
             # repr is fast for tables of thousands of tuples, and includes types; only arrays would be abbreviated.
-            told = [(v.dtype.str, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in values]
-            digest = hashlib.sha256(repr(told).encode()).hexdigest()
+            contents = [(v.dtype.str, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in values]
+            digest = hashlib.sha256(repr(contents).encode()).hexdigest()
             self._known[id(obj)] = (values, digest)
         return digest
 

@@ -191,15 +191,15 @@ class SegmentEnvState:
     """Complete state of a segment environment: its environments, arrays, seeds and episode statistics."""
 
     def __init__(
-        self, world: SeededEnv, envs: EnvSnapshots, ledger: EpisodeStatistics, arrays: dict[str, np.ndarray | None]
+        self, world: SeededEnv, envs: EnvSnapshots, statistics: EpisodeStatistics, arrays: dict[str, np.ndarray | None]
     ) -> None:
         """Hold references: `arrays` and those of the episode statistics are read and written in place."""
-        mine = {**arrays, "returns": ledger.returns, "lengths": ledger.lengths, "episodes": ledger.episodes}
-        mine["played"] = ledger.played
+        mine = {**arrays, "returns": statistics.returns, "lengths": statistics.lengths, "episodes": statistics.episodes}
+        mine["played"] = statistics.played
         self._arrays = {name: array for name, array in mine.items() if array is not None}
         self._world = world
         self._envs = envs
-        self._ledger = ledger
+        self._statistics = statistics
 
     def take(self) -> Tree | None:
         """Return a copy of the whole state, None if the environments cannot be saved."""
@@ -213,7 +213,7 @@ class SegmentEnvState:
             "envs": envs,
             "seeds": list(world.seeds),
             "arrays": {name: array.copy() for name, array in self._arrays.items()},
-            "finished": self._ledger.finished.copy(),
+            "finished": self._statistics.finished.copy(),
         }
 
     def give(self, state: Tree) -> None:
@@ -231,7 +231,7 @@ class SegmentEnvState:
             for name, array in self._arrays.items():
                 _fill(array, state["arrays"][name], name)
             world.seeds[:] = [int(seed) for seed in state["seeds"]]
-            self._ledger.refill(state["finished"])
+            self._statistics.refill(state["finished"])
         except _MISMATCH_ERRORS as error:
             raise CannotResume(f"the snapshot is not one of this world: {type(error).__name__}: {error}") from error
 

@@ -171,10 +171,10 @@ def _set(building: SnapshotWriter, tree: Tree) -> Any:
 
 
 def _frozenset(building: SnapshotWriter, tree: Tree) -> Any:
-    place = len(building.made)
+    index = len(building.made)
     building.keep(None)
-    building.made[place] = frozenset(building.items(tree["items"]))
-    return building.made[place]
+    building.made[index] = frozenset(building.items(tree["items"]))
+    return building.made[index]
 
 
 def _text(building: SnapshotWriter, tree: Tree) -> Any:
@@ -189,14 +189,14 @@ def _axes(building: SnapshotWriter, tree: Tree) -> Any:
 
 
 def _generator(building: SnapshotWriter, tree: Tree) -> Any:
-    place = len(building.made)
+    index = len(building.made)
     building.keep(None)
     entropy, spawn_key, pool_size, spawned = (building.value(part) for part in tree["seeds"])
     seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=spawned)
     source = _SOURCES[tree["state"]["bit_generator"]](seeds)
     source.state = tree["state"]
-    building.made[place] = np.random.Generator(source)
-    return building.made[place]
+    building.made[index] = np.random.Generator(source)
+    return building.made[index]
 
 
 def _random_state(building: SnapshotWriter, tree: Tree) -> Any:

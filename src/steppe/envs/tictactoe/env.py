@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import DRAW, TurnGame, player_moves
+from steppe.envs.tictactoe.rules import DRAW, TurnGame, player_moves
 from steppe.envs.toy.base import DistClassicRLEnv, Info
 
 NUM_CELLS, NUM_BOARDS = 9, 3**9
@@ -60,7 +60,7 @@ class TicTacToeEnv(DistClassicRLEnv):
         if render_mode not in (None, "ansi", "human"):
             raise ConfigError(f"render_mode={render_mode!r}: TicTacToe is drawn as 'ansi' or for a 'human'")
         if opponent == "self" and agent_starts is not None:
-            raise ConfigError("agent_starts means nothing where the agent plays both seats: leave it out")
+            raise ConfigError("agent_starts means nothing where the agent plays both sides: leave it out")
         if not 0 <= opening_moves < NUM_CELLS:
             raise ConfigError(f"opening_moves={opening_moves} must be from 0 to {NUM_CELLS - 1}")
         if isinstance(opponent, str) and opponent != "self":

@@ -11,9 +11,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from steppe.core.contracts.errors import ConfigError
-from steppe.core.games import DRAW, GameTables, StartDistribution, TurnGame, moves_to_mask, player_moves
-from steppe.core.play import random_move, random_start, splitmix64, unpack_mover, unpack_moves, unpack_outcome
+from steppe.core.system.random_words import splitmix64
 from steppe.envs.tictactoe.env import NUM_BOARDS, NUM_CELLS, tictactoe
+from steppe.envs.tictactoe.kernels import random_move, random_start, unpack_mover, unpack_moves, unpack_outcome
+from steppe.envs.tictactoe.rules import DRAW, GameTables, StartDistribution, TurnGame, moves_to_mask, player_moves
 
 _LARGEST = 2**64 - 1
 
@@ -133,16 +134,16 @@ def step_games(
         if not 0 <= action < rules.placed.shape[1] or not (unpack_moves(facts) >> action) & 1:
             rewards[b], terminated[b], invalid[b] = -1.0, True, True
         else:
-            seat = unpack_mover(facts)
-            state += rules.placed[seat, action]
+            player = unpack_mover(facts)
+            state += rules.placed[player, action]
             if len(opponent) > 0 and opponent[state] != 0:
-                state += rules.placed[1 - seat, random_move(rules, opponent[state], words[b])]
+                state += rules.placed[1 - player, random_move(rules, opponent[state], words[b])]
             states[b] = final[b] = state
             facts = rules.state_bits[state]
             if unpack_moves(facts) == 0:
                 terminated[b] = True
                 if unpack_outcome(facts) != DRAW:
-                    rewards[b] = 1.0 if unpack_outcome(facts) == seat + 1 else -1.0
+                    rewards[b] = 1.0 if unpack_outcome(facts) == player + 1 else -1.0
         if terminated[b] and at_once:
             states[b] = random_start(starts, splitmix64(words[b]))
         elif terminated[b]:

@@ -26,6 +26,6 @@ def _require(column: np.ndarray, name: str, where: str) -> None:
     if is_finite(column):
         return
     t, env, *component = (int(axis[0]) for axis in np.nonzero(~np.isfinite(column)))
-    place = f", component {component[0] if len(component) == 1 else tuple(component)}" if component else ""
+    suffix = f", component {component[0] if len(component) == 1 else tuple(component)}" if component else ""
     value = column[(t, env, *component)]
-    raise NotFinite(f"{where}: {name} is {value} at step {t} of the segment in environment {env}{place}")
+    raise NotFinite(f"{where}: {name} is {value} at step {t} of the segment in environment {env}{suffix}")

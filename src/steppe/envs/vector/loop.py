@@ -39,7 +39,7 @@ class LoopSegmentEnv:
         spec: EnvSpec,
         observations: ObservationEncoder | FrameStack,
         actions: ActionDecoder,
-        ledger: EpisodeStatistics,
+        statistics: EpisodeStatistics,
         seeds: list[int],
     ) -> None:
         self.spec = spec
@@ -53,19 +53,19 @@ class LoopSegmentEnv:
         self._put = observations.put
         self._put_first = observations.restart if isinstance(observations, FrameStack) else observations.put_checked
         self._actions = actions
-        self._ledger = ledger
+        self._statistics = statistics
         self._seeded = False
         self._first: list[Any] = [None] * len(envs)  # raw first observation of the current episode
         self._inactive: list[int] = []
         frames = observations.memory if isinstance(observations, FrameStack) else None
         arrays = {"starts": self.starts, "frames": frames, "masks": self.masks}
-        self._state = SegmentEnvState(self, self._snapshots, ledger, arrays)
+        self._state = SegmentEnvState(self, self._snapshots, statistics, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Start new episodes in all environments; the first call, and every call with `seeds`, seeds them."""
         if seeds is not None:
             self.seeds, self._seeded = env_seeds(seeds, self.num_envs), False
-        self._ledger.restart()
+        self._statistics.restart()
         for index in range(self.num_envs):
             self._begin(index, obs, None if self._seeded else self.seeds[index])
         if not self._seeded:
@@ -76,7 +76,7 @@ class LoopSegmentEnv:
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
         """Step every environment once; see the contract in core/contracts/env.py."""
         columns = segment.columns
-        following, rewards, put = columns["obs"][t + 1], self._ledger.rewards, self._put
+        following, rewards, put = columns["obs"][t + 1], self._statistics.rewards, self._put
         masks, steps = self.masks, self._steps_with_inactive() if self._inactive else self._steps
         ended: list[tuple[int, bool, bool]] = []
         index, action = 0, None
@@ -91,7 +91,7 @@ class LoopSegmentEnv:
                 else:
                     put(following, index, raw)
         except Exception as error:
-            raise self._fault(error, index, int(self._ledger.lengths[index]) + 1, action) from error
+            raise self._fault(error, index, int(self._statistics.lengths[index]) + 1, action) from error
         columns["valid"][t] = True
         columns["terminated"][t] = False
         columns["truncated"][t] = False
@@ -99,11 +99,11 @@ class LoopSegmentEnv:
         if self._inactive:
             columns["valid"][t, self._inactive] = False
             self.starts[self._inactive] = True
-        self._ledger.add_step(columns["reward"][t], columns["valid"][t] if self._inactive else None)
+        self._statistics.add_step(columns["reward"][t], columns["valid"][t] if self._inactive else None)
         for index, died, cut in ended:
             columns["terminated"][t, index] = died
             columns["truncated"][t, index] = cut
-            self._ledger.end([index])
+            self._statistics.end([index])
             self._begin(index, following, None)
             self.starts[index] = True
 
@@ -128,11 +128,11 @@ class LoopSegmentEnv:
 
     def take_finished(self) -> list[tuple[float, int]]:
         """Return (return, length) of the episodes that ended since the last call."""
-        return self._ledger.take()
+        return self._statistics.take()
 
     def unfinished(self) -> list[tuple[float, int]]:
         """Return (return, length) so far of the current episode in each environment."""
-        return self._ledger.running()
+        return self._statistics.running()
 
     def render(self) -> np.ndarray | None:
         """Return an RGB image of the first environment, or None if it was not built for rendering."""
@@ -169,11 +169,11 @@ class LoopSegmentEnv:
 
     def _fault(self, error: Exception, index: int, step: int, action: Any) -> EnvironmentFault:
         """Describe an exception of an environment; `step` counts from 1 within the episode, 0 means `reset` failed."""
-        episode, seed = int(self._ledger.episodes[index]) + 1, self.seeds[index]
+        episode, seed = int(self._statistics.episodes[index]) + 1, self.seeds[index]
         last = np.asarray(action).tolist() if action is not None else None
-        place = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
+        position = f"at step {step} of episode {episode}" if step else f"at the reset before episode {episode}"
         return EnvironmentFault(
-            f"{self.spec.id} raised {type(error).__name__}: {error} ({place}, environment {index} of {self.num_envs}, "
+            f"{self.spec.id} raised {type(error).__name__}: {error} ({position}, environment {index} of {self.num_envs}, "
             f"seeded with {seed}, last action {last})",
             {
                 "traceback": "".join(traceback.format_exception(error)),

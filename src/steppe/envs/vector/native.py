@@ -48,7 +48,7 @@ class NativeSegmentEnv:
         spec: EnvSpec,
         observations: ObservationEncoder | FrameStack,
         actions: ActionDecoder,
-        ledger: EpisodeStatistics,
+        statistics: EpisodeStatistics,
         seed: int,
     ) -> None:
         require_supported_vector_env(env, spec.id, numbered=spec.num_states is not None)
@@ -62,19 +62,19 @@ class NativeSegmentEnv:
         self._env = env
         self._frames = observations if isinstance(observations, FrameStack) else None
         self._actions = actions
-        self._ledger = ledger
+        self._statistics = statistics
         self._seeded = False
         self._snapshots = EnvSnapshots([env])
         frames = self._frames.memory if self._frames else None
         arrays = {"starts": self.starts, "ended": self.ended, "frames": frames, "masks": self.masks}
         self._start = int(getattr(env.single_observation_space, "start", 0))
-        self._state = SegmentEnvState(self, self._snapshots, ledger, arrays)
+        self._state = SegmentEnvState(self, self._snapshots, statistics, arrays)
 
     def reset(self, obs: np.ndarray, seeds: np.random.SeedSequence | None = None) -> None:
         """Start new episodes in all environments; the first call, and every call with `seeds`, seeds them."""
         if seeds is not None:
             self.seeds, self._seeded = env_seeds(seeds, 1), False
-        self._ledger.restart()
+        self._statistics.restart()
         self.ended.fill(False)
         self.starts.fill(True)
         self.steps = 0
@@ -90,7 +90,7 @@ class NativeSegmentEnv:
 
     def step(self, actions: np.ndarray, segment: Segment, t: int) -> None:
         """Step every environment once; see the contract in core/contracts/env.py."""
-        columns, ledger = segment.columns, self._ledger
+        columns, statistics = segment.columns, self._statistics
         self.steps += 1
         try:
             batch, rewards, terminated, truncated, info = self._env.step(self._actions.batch(actions))
@@ -100,8 +100,8 @@ class NativeSegmentEnv:
         live = np.logical_not(resetting, out=columns["valid"][t])
         np.logical_and(terminated, live, out=columns["terminated"][t])
         np.logical_and(truncated, live, out=columns["truncated"][t])
-        np.multiply(rewards, live, out=ledger.rewards)
-        ledger.add_step(columns["reward"][t], live)
+        np.multiply(rewards, live, out=statistics.rewards)
+        statistics.add_step(columns["reward"][t], live)
         self.starts[...] = resetting
         following = columns["obs"][t + 1]
         self._write(following, batch)
@@ -109,16 +109,16 @@ class NativeSegmentEnv:
         if self.ended.any():
             ended = np.flatnonzero(self.ended)
             columns["final_obs"][t, ended] = following[ended]
-            ledger.end(ended)
+            statistics.end(ended)
         self._update_action_masks(info)
 
     def take_finished(self) -> list[tuple[float, int]]:
         """Return (return, length) of the episodes that ended since the last call."""
-        return self._ledger.take()
+        return self._statistics.take()
 
     def unfinished(self) -> list[tuple[float, int]]:
         """Return (return, length) so far of the current episode in each environment."""
-        return self._ledger.running()
+        return self._statistics.running()
 
     def render(self) -> np.ndarray | None:
         """Return an RGB image of the first environment, or None if it was not built for rendering."""
@@ -157,9 +157,9 @@ class NativeSegmentEnv:
 
     def _fault(self, error: Exception, actions: np.ndarray | None) -> EnvironmentFault:
         last = None if actions is None else actions.tolist()
-        place = f"at its step {self.steps}" if self.steps else "while resetting"
+        position = f"at its step {self.steps}" if self.steps else "while resetting"
         return EnvironmentFault(
-            f"the vector version of {self.spec.id} raised {type(error).__name__}: {error} ({place}, {self.num_envs} "
+            f"the vector version of {self.spec.id} raised {type(error).__name__}: {error} ({position}, {self.num_envs} "
             f"environments seeded together with {self.seeds[0]})",
             {
                 "traceback": "".join(traceback.format_exception(error)),

@@ -47,10 +47,10 @@ class DiscretizeWrapper(gym.ObservationWrapper[int, Any, Any]):
 
     def observation(self, observation: Any) -> int:
         """Return the index of the cell that contains an observation; WorldError if it is not finite."""
-        place = (np.ravel(observation) - self.low) / (self.high - self.low)
-        if not np.isfinite(place).all():
+        fraction = (np.ravel(observation) - self.low) / (self.high - self.low)
+        if not np.isfinite(fraction).all():
             raise WorldError(f"the observation {observation} is not finite and lies in no bin")
-        cell = np.clip((place * self.bins).astype(np.int64), 0, self.bins - 1)
+        cell = np.clip((fraction * self.bins).astype(np.int64), 0, self.bins - 1)
         return int(np.ravel_multi_index(tuple(cell), tuple(self.bins)))
 
 

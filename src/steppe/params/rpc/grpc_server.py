@@ -1,37 +1,50 @@
-"""gRPC server of a parameter server: packed messages, authentication of every call, limits, health, backpressure.
+"""gRPC server of a parameter server: authentication of every call, limits, health, backpressure.
 
-Calls are authenticated and decoded here; calls.py and the ParameterServer handle them. Every refusal is counted by
-reason.
+Calls are authenticated here, before anything is decoded; messages.py and the ParameterServer handle them. Every refused
+call is counted by reason.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 import numpy as np
 
 from steppe.core.contracts.errors import ConfigError, DamagedFile, MissingExtra, SteppeError, UsageError
 from steppe.params.kernels import copy_finite
-from steppe.params.push_api import Push
-from steppe.params.rpc import calls, protocol
+from steppe.params.rpc import parameter_server_pb2 as pb
+from steppe.params.rpc import protocol
+from steppe.params.rpc.messages import (
+    HANDLERS,
+    SERVICE,
+    decode,
+    encode_receipt,
+    iter_parts,
+    method_path,
+    pull_newest,
+    read_push,
+    request_class,
+)
 from steppe.params.rpc.protocol import Tls
 
 try:
     import grpc
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 except ImportError as error:  # pragma: no cover
     raise MissingExtra("the parameter server's network service", "grpc") from error
 
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
 
-THREADS, RESERVED = 24, 8  # reserved threads never handle streamed rows, which may be slow
+THREADS, RESERVED = 24, 8  # reserved threads never handle streams, which may be slow
+FORMER_SERVICE = "/steppe.ParameterServer/"  # of Steppe 0.1, which had no .proto
 WAITING_BYTES = 1 << 30  # bytes of requests that are being read or wait for a thread; further ones must be retried
 
 
@@ -60,6 +73,10 @@ class GrpcServer:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="params")
         self._grpc = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=at_once)
         self._grpc.add_generic_rpc_handlers((_RpcHandlers(self),))
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        for service in ("", SERVICE.full_name):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         try:
             self.port = self._bind(host, port, tls)
         except BaseException:
@@ -71,62 +88,94 @@ class GrpcServer:
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Stop accepting calls and let those in progress finish within `grace_s`."""
+        self._health.enter_graceful_shutdown()
         self._grpc.stop(grace_s).wait()
         self._pool.shutdown()
         if self._token_file is not None:
             with contextlib.suppress(OSError):
                 self._token_file.unlink()
 
-    def answer(self, method: str, data: bytes, context: Any, rest: Iterator[bytes] | None = None) -> bytes:
-        """Authenticate, decode and handle a call. `rest`: the parts of a streamed row."""
+    def handle(self, method: str, data: bytes, context: Any) -> bytes:
+        """Authenticate, decode and handle a call of one message."""
         name = self._identity(context)
-        if context.time_remaining() is not None and context.time_remaining() <= 0:
-            self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
-        try:
-            request = protocol.read_request(data, calls.REQUESTS[method])
-            worker = request.get("worker")
-            if name is not None and worker is not None and worker != name:
-                words = "this token is another worker's"
-                self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, words)
-            if rest is not None:
-                return self._push_row(request, rest)
-            found, number = calls.dispatch(self.server, method, request)
-            if number is not None:
-                context.set_trailing_metadata(((protocol.ROUND_METADATA_KEY, str(number)),))
-            return found
-        except DamagedFile as error:
-            self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except SteppeError as error:
-            status = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UsageError) else grpc.StatusCode.ABORTED
-            context.abort(status, str(error))
-            raise  # not reached: abort raises
+        with self._aborting(context):
+            request = decode(request_class(method), data)
+            self._require_own(context, name, request)
+            return HANDLERS[method](self.server, request)
 
-    def answer_parts(self, method: str, parts: Iterator[bytes], context: Any) -> bytes:
-        """Handle a call whose request is the first of several streamed parts, few of which are in memory at a time."""
-        if not self._streams.acquire(blocking=False):
-            self._refuse(context, "too_many", grpc.StatusCode.RESOURCE_EXHAUSTED, "too many rows at once: come again")
-        try:
-            return self.answer(method, next(parts, b""), context, parts)
-        finally:
-            self._streams.release()
+    def stream_pull(self, data: bytes, context: Any) -> Iterator[bytes]:
+        """Handle a pull that is replied to in several messages."""
+        name = self._identity(context)
+        with self._streaming(context), self._aborting(context):
+            request = decode(pb.PullRequest, data)
+            self._require_own(context, name, request)
+            yield from iter_parts(*pull_newest(self.server, request))
 
-    def _push_row(self, request: dict[str, Any], parts: Iterator[bytes]) -> bytes:
+    def stream_push(self, parts: Iterator[bytes], context: Any) -> bytes:
+        """Handle a push in several messages, few of which are in memory at a time."""
+        name = self._identity(context)
+        with self._streaming(context), self._aborting(context):
+            first = decode(pb.PushRequest, next(parts, b""))
+            self._require_own(context, name, first)
+            return self._push_stream(first, parts)
+
+    def refuse_former_client(self, _: bytes, context: Any) -> bytes:
+        """Refuse a call of the protocol that Steppe had before its .proto."""
+        words = (
+            f"this server speaks {SERVICE.full_name}, and this client is of Steppe 0.1.0 or older: update the client"
+        )
+        self._refuse(context, "former_protocol", grpc.StatusCode.UNIMPLEMENTED, words)
+
+    def _push_stream(self, first: Any, parts: Iterator[bytes]) -> bytes:
         """Assemble a streamed row in reused memory, checking that it is finite, and push it."""
-        push = Push(request["worker"], float(request["weight"]), request["number"], request["version"])
+        push, values = read_push(first), first.values
         row = self._rows.pop() if self._rows else np.empty(self.server.num_parameters, np.float32)
         at, finite = 0, True
-        for part in parts:
-            numbers = np.frombuffer(part, np.float32) if len(part) % 4 == 0 else None
+        while True:
+            numbers = np.frombuffer(values, np.float32) if len(values) % 4 == 0 else None
             if numbers is None or at + len(numbers) > len(row):
                 raise DamagedFile(f"a row has {len(row)} float32 numbers, in parts of whole ones")
             finite &= copy_finite(numbers, row[at : at + len(numbers)])
             at += len(numbers)
+            part = next(parts, None)
+            if part is None:
+                break
+            values = decode(pb.PushRequest, part).values
         if at != len(row):
             raise DamagedFile(f"a row has {len(row)} numbers, and this one ends after {at}")
         # The server checks a row again that is not finite, and refuses it.
         receipt = self.server.take_row(push, row, finite=bool(finite))
         self._rows.append(row)
-        return calls.encode_reply(msgspec.to_builtins(receipt))
+        return encode_receipt(receipt)
+
+    @contextlib.contextmanager
+    def _streaming(self, context: Any) -> Iterator[None]:
+        """Allow a limited number of streams at a time: each occupies a thread."""
+        if not self._streams.acquire(blocking=False):
+            self._refuse(context, "too_many", grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams at once: try again")
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+    @contextlib.contextmanager
+    def _aborting(self, context: Any) -> Iterator[None]:
+        """Refuse a call of which the caller no longer awaits the reply; map errors to statuses."""
+        if context.time_remaining() is not None and context.time_remaining() <= 0:
+            self._refuse(context, "too_late", grpc.StatusCode.DEADLINE_EXCEEDED, "the caller no longer waits")
+        try:
+            yield
+        except DamagedFile as error:
+            self._refuse(context, "garbage", grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except SteppeError as error:
+            status = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UsageError) else grpc.StatusCode.ABORTED
+            context.abort(status, str(error))
+
+    def _require_own(self, context: Any, name: str | None, request: Any) -> None:
+        """Refuse a call for another worker than the one whose token came with it."""
+        worker = getattr(request, "worker", "")
+        if name is not None and worker and worker != name:
+            self._refuse(context, "not_yours", grpc.StatusCode.PERMISSION_DENIED, "this token is another worker's")
 
     def _bind(self, host: str, port: int, tls: Tls | None) -> int:
         address = f"{host}:{port}"
@@ -165,25 +214,20 @@ class GrpcServer:
 
 
 class _RpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Map method names to handlers; nothing is decoded before authentication."""
+    """Map method names to handlers of raw bytes: nothing is decoded before authentication."""
 
     def __init__(self, service: GrpcServer) -> None:
+        self._former = grpc.unary_unary_rpc_method_handler(service.refuse_former_client)
         self._handlers = {
-            protocol.method_path(method): grpc.unary_unary_rpc_method_handler(_make_handler(service, method))
-            for method in calls.HANDLERS
+            method_path(method): grpc.unary_unary_rpc_method_handler(functools.partial(service.handle, method))
+            for method in HANDLERS
         }
-        rows = grpc.stream_unary_rpc_method_handler(
-            lambda parts, context: service.answer_parts("PushRow", parts, context)
-        )
-        self._handlers[protocol.method_path("PushRow")] = rows
-        self._handlers[protocol.HEALTH] = grpc.unary_unary_rpc_method_handler(lambda _, __: protocol.SERVING)
+        self._handlers[method_path("PullStream")] = grpc.unary_stream_rpc_method_handler(service.stream_pull)
+        self._handlers[method_path("PushStream")] = grpc.stream_unary_rpc_method_handler(service.stream_push)
 
     def service(self, handler_call_details: Any) -> Any:
-        return self._handlers.get(handler_call_details.method)
-
-
-def _make_handler(service: GrpcServer, method: str) -> Callable[[bytes, Any], bytes]:
-    return lambda data, context: service.answer(method, data, context)
+        method = handler_call_details.method
+        return self._former if method.startswith(FORMER_SERVICE) else self._handlers.get(method)
 
 
 def _accepted_tokens(

@@ -1,7 +1,6 @@
-"""The protocol between gRPC server and client: method names, request format, TLS settings, and local token files.
+"""What gRPC server and client agree on beside the messages: addresses, TLS settings, token files, channel options.
 
-A request is one packed tree (core/io/codec.py): numbers are sent as raw bytes after their shape, validated and never
-pickled. There is no checksum over them: TLS has its own, and without TLS they do not leave the machine.
+There is no checksum over the messages: TLS has its own, and without TLS they do not leave the machine.
 """
 
 from __future__ import annotations
@@ -10,20 +9,11 @@ import contextlib
 import ipaddress
 import os
 import secrets
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from steppe.core.contracts.errors import ConfigError
 
-from steppe.core.contracts.errors import ConfigError, DamagedFile
-from steppe.core.io.codec import Buffer, unpack
-
-SERVICE = "steppe.ParameterServer"
-HEALTH = "/grpc.health.v1.Health/Check"  # the standard protocol; its two messages are encoded below
-SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-ROUND_METADATA_KEY = "steppe-round"  # trailing metadata of a pull
 TOKEN_VARIABLE = "STEPPE_PARAMS_TOKEN"
 BULK_CHANNEL_OPTIONS = [  # send megabytes in few frames
     ("grpc.http2.lookahead_bytes", 16 << 20),
@@ -31,7 +21,6 @@ BULK_CHANNEL_OPTIONS = [  # send megabytes in few frames
     ("grpc.http2.write_buffer_size", 4 << 20),
     ("grpc.http2.bdp_probe", 0),
 ]
-CHUNK = 1 << 20  # bytes; a longer row is sent in parts of this size, which are read while the next ones are in flight
 SLACK = 1 << 20  # bytes of names, shapes and counters in the largest message
 
 
@@ -41,30 +30,6 @@ class Tls:
 
     certificate: str | Path
     key: str | Path
-
-
-def iter_push_parts(header: bytes, row: np.ndarray) -> Iterator[bytes]:
-    """Yield a push in parts: its header, then the row's bytes."""
-    yield header
-    raw = np.ascontiguousarray(row).view(np.uint8).data
-    for start in range(0, len(raw), CHUNK):
-        yield bytes(raw[start : start + CHUNK])
-
-
-def method_path(method: str) -> str:
-    """Return a method's full gRPC name."""
-    return f"/{SERVICE}/{method}"
-
-
-def read_request(data: Buffer, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
-    """Decode a request; raise DamagedFile unless it has exactly these fields, each of one of its types."""
-    tree = unpack(data, copy=False, sealed=False)
-    if not isinstance(tree, dict) or set(tree) != set(fields):
-        raise DamagedFile(f"a request has the fields {', '.join(fields)}, and this one does not")
-    for name, kinds in fields.items():
-        if not isinstance(tree[name], kinds) or (isinstance(tree[name], bool) and bool not in kinds):
-            raise DamagedFile(f"the request's {name!r} is a {type(tree[name]).__name__}")
-    return tree
 
 
 def is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 
     <dir>/owner         locked by the server while its process runs
     <dir>/parameters    page 0: words (CLOSED …); then the description (core/io/codec.py); then three rows of parameters
-    <dir>/bell          a FIFO: a slot number in it signals a request in that slot
+    <dir>/wakeup          a FIFO: a slot number in it signals a request in that slot
     <dir>/seat-N        a client's request slot. Page 0: words (STATE …); then request or reply (msgpack); then a row
     <dir>/bell-seat-N   a FIFO that wakes that client
 
@@ -32,7 +32,7 @@ from steppe.core.contracts.weights import Weights
 from steppe.core.io.codec import pack, unpack
 from steppe.core.system.shared_dir import Wakeup, make_shared_dir, map_file, memory_fence, remove_shared_dir
 from steppe.params.parameter_layout import ParameterLayout, Refusal
-from steppe.params.push_api import Push
+from steppe.params.rounds import Push
 
 if TYPE_CHECKING:
     from steppe.params.server import ParameterServer
@@ -47,6 +47,9 @@ _ROW_WORDS = 8
 STATE, LENGTH = range(2)  # words of a slot; LENGTH is that of its request or reply in bytes
 IDLE, REQUESTED, REPLIED = range(3)  # states of a slot
 POLL_TIMEOUT_S = 0.2
+# Methods and fields whose names in shared memory are those of Steppe 0.1.
+FORMER_METHODS = {"SumOverWorkers": "Tally", "GetStats": "Stats", "SaveCheckpoint": "Checkpoint"}
+FORMER_FIELDS = {"supports_sums": "tallies", "uses_weights": "weighs", "was_registered": "was"}
 
 
 class ShmRequest(msgspec.Struct, array_like=True):
@@ -59,7 +62,7 @@ class ShmRequest(msgspec.Struct, array_like=True):
     version: int | None = None
     refusal: tuple[str, str] | None = None
     metrics: dict[str, float] = {}
-    counted: list[float] = []
+    values: list[float] = []
 
 
 class SharedParameters:
@@ -110,7 +113,7 @@ class RequestSlot:
         total = PAGE + MAX_INLINE_BYTES + _stride(size)
         mapped = map_file(path, total if create else None, reserve=True)
         if len(mapped) != total:
-            raise DamagedFile(f"{path} is no seat of this server")
+            raise DamagedFile(f"{path} is not a request slot of this server")
         self.path = path
         self.words = memoryview(mapped)[:PAGE].cast("q")
         self.row = np.frombuffer(mapped, np.float32, size, PAGE + MAX_INLINE_BYTES)
@@ -119,7 +122,7 @@ class RequestSlot:
     def put(self, data: bytes, state: int) -> None:
         """Write a request or reply; one longer than MAX_INLINE_BYTES goes into a file beside the slot."""
         if len(data) > MAX_INLINE_BYTES:
-            self._aside.write_bytes(data)
+            self._overflow_file.write_bytes(data)
         else:
             self._text[: len(data)] = data
         self.words[LENGTH] = len(data)
@@ -128,30 +131,32 @@ class RequestSlot:
 
     def get(self) -> bytes:
         length = self.words[LENGTH]
-        return self._aside.read_bytes() if length > MAX_INLINE_BYTES else bytes(self._text[:length])
+        return self._overflow_file.read_bytes() if length > MAX_INLINE_BYTES else bytes(self._text[:length])
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
-        self._aside.unlink(missing_ok=True)
+        self._overflow_file.unlink(missing_ok=True)
 
     @property
-    def _aside(self) -> Path:
+    def _overflow_file(self) -> Path:
         return self.path.with_name(f"long-{self.path.name}")
 
 
 class ShmServer:
     """Handle the requests in a shared directory, by calls of `step` or in its own thread."""
 
-    def __init__(self, server: ParameterServer, room: Path | None) -> None:
+    def __init__(self, server: ParameterServer, directory: Path | None) -> None:
         self.server = server
-        self._made = room is None
-        self.room = (
-            make_shared_dir("params", 8 * PAGE + ROWS * _stride(server.num_parameters)) if room is None else room
+        self._own_directory = directory is None
+        self.directory = (
+            make_shared_dir("params", 8 * PAGE + ROWS * _stride(server.num_parameters))
+            if directory is None
+            else directory
         )
-        self.room.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.url = f"shm://{self.room.resolve()}"
-        self._owner = None if self._made else lock_directory(self.room)
-        self._wakeup = Wakeup(self.room / "bell")
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.url = f"shm://{self.directory.resolve()}"
+        self._owner = None if self._own_directory else lock_directory(self.directory)
+        self._wakeup = Wakeup(self.directory / "bell")
         self._slots_by_number: dict[int, tuple[RequestSlot, Wakeup]] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -159,7 +164,7 @@ class ShmServer:
 
     def remap(self) -> None:
         """Move the parameters to a new file and mark the old one closed, so that clients reconnect."""
-        path = self.room / "parameters"
+        path = self.directory / "parameters"
         _mark_closed(path)
         description = pack(self.server.description())
         draft = path.with_suffix(".new")
@@ -174,9 +179,9 @@ class ShmServer:
         self._memory.show(self.server.version, self.server.updates, first=True)
         self._memory.words[ROUND] = self.server.round_number
         os.rename(draft, path)
-        for seat, bell in self._slots_by_number.values():  # clients reconnect with new slots
-            bell.close()
-            seat.words[STATE] = IDLE
+        for slot, wakeup in self._slots_by_number.values():  # clients reconnect with new slots
+            wakeup.close()
+            slot.words[STATE] = IDLE
         self._slots_by_number.clear()
 
     def show(self) -> None:
@@ -195,7 +200,7 @@ class ShmServer:
         self.server.tick()
         self._memory.words[ROUND] = self.server.round_number
         for number in set(np.frombuffer(words[: len(words) // 8 * 8], np.int64).tolist()):
-            self._answer(number)
+            self._handle(number)
         return bool(words)
 
     def stop(self) -> None:
@@ -203,39 +208,39 @@ class ShmServer:
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
-        _mark_closed(self.room / "parameters")
-        for _, bell in self._slots_by_number.values():
-            bell.close()
+        _mark_closed(self.directory / "parameters")
+        for _, wakeup in self._slots_by_number.values():
+            wakeup.close()
         self._wakeup.close()
-        if self._made:
-            remove_shared_dir(self.room)
+        if self._own_directory:
+            remove_shared_dir(self.directory)
         elif self._owner is not None:
             for name in ("parameters", "bell"):
-                (self.room / name).unlink(missing_ok=True)
+                (self.directory / name).unlink(missing_ok=True)
             os.close(self._owner)
 
     def _serve(self) -> None:
         while not self._ending.is_set():
             self.step(POLL_TIMEOUT_S)
 
-    def _answer(self, number: int) -> None:
+    def _handle(self, number: int) -> None:
         """Handle the request in one slot; ignore slots of terminated clients and invalid numbers from the FIFO."""
         try:
-            seat, bell = self._slots_by_number.get(number) or self._open_slot(number)
+            slot, wakeup = self._slots_by_number.get(number) or self._open_slot(number)
         except (OSError, ValueError, DamagedFile):
             return
-        if seat.words[STATE] != REQUESTED:
+        if slot.words[STATE] != REQUESTED:
             return  # a repeated wakeup
         try:
-            question = msgspec.msgpack.decode(seat.get(), type=ShmRequest)
-            answer: tuple[str, Any] = ("ok", _HANDLERS[question.method](self.server, question, seat))
+            request = msgspec.msgpack.decode(slot.get(), type=ShmRequest)
+            reply: tuple[str, Any] = ("ok", _HANDLERS[request.method](self.server, request, slot))
         except UsageError as error:
-            answer = ("usage", str(error))
+            reply = ("usage", str(error))
         except (SteppeError, msgspec.MsgspecError, KeyError) as error:
-            answer = ("error", str(error))
+            reply = ("error", str(error))
         self._memory.words[ROUND] = self.server.round_number
-        seat.put(msgspec.msgpack.encode(answer), REPLIED)
-        bell.ring()
+        slot.put(msgspec.msgpack.encode(reply), REPLIED)
+        wakeup.ring()
 
     def _open_slot(self, number: int) -> tuple[RequestSlot, Wakeup]:
         self._slots_by_number = {
@@ -243,19 +248,20 @@ class ShmServer:
         }
         name = slot_name(number)
         self._slots_by_number[number] = (
-            RequestSlot(self.room / name, self.server.num_parameters),
-            Wakeup(self.room / f"bell-{name}"),
+            RequestSlot(self.directory / name, self.server.num_parameters),
+            Wakeup(self.directory / f"bell-{name}"),
         )
         return self._slots_by_number[number]
 
 
 def slot_name(number: int) -> str:
+    """Return the name of a slot's file."""
     return f"seat-{number:016x}"
 
 
-def lock_directory(room: Path) -> int:
+def lock_directory(directory: Path) -> int:
     """Take the lock that shows clients that a server is running; raise Conflict if another server holds it."""
-    handle = os.open(room / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    handle = os.open(directory / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + POLL_TIMEOUT_S
     while True:
         try:
@@ -264,15 +270,15 @@ def lock_directory(room: Path) -> int:
         except BlockingIOError:
             if time.monotonic() > until:
                 os.close(handle)
-                words = f"another parameter server is in {room}: stop it, or share this one in another place"
+                words = f"another parameter server is in {directory}: stop it, or share this one in another directory"
                 raise Conflict(words) from None
         time.sleep(0.005)  # a client holds the lock briefly while it checks for a server
 
 
-def is_server_alive(room: Path) -> bool:
+def is_server_alive(directory: Path) -> bool:
     """Return whether a running server holds the directory's lock."""
     try:
-        with (room / "owner").open() as owner:
+        with (directory / "owner").open() as owner:
             fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -292,51 +298,51 @@ def _mark_closed(path: Path) -> None:
         memoryview(map_file(path))[:PAGE].cast("q")[CLOSED] = 1
 
 
-def _is_client_alive(seat: RequestSlot, bell: Wakeup) -> bool:
+def _is_client_alive(slot: RequestSlot, wakeup: Wakeup) -> bool:
     """Return whether a slot's client is running; if not, remove its files. A client locks its slot while it runs."""
-    with contextlib.suppress(OSError), seat.path.open() as file:
+    with contextlib.suppress(OSError), slot.path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-    bell.close()
-    seat.remove()
-    seat.path.with_name(f"bell-{seat.path.name}").unlink(missing_ok=True)
+    wakeup.close()
+    slot.remove()
+    slot.path.with_name(f"bell-{slot.path.name}").unlink(missing_ok=True)
     return False
 
 
-def _register(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
-    assert question.worker is not None
-    new, about = server.register_worker(question.worker), server.description()
-    told = {name: about[name] for name in ("deltas", "run", "tallies", "weighs")}
-    return {"new": new, **server.standing(question.worker), **told}
+def _register(server: ParameterServer, request: ShmRequest, _: RequestSlot) -> Any:
+    assert request.worker is not None
+    new, about = server.register_worker(request.worker), server.description()
+    fields = {FORMER_FIELDS.get(name, name): about[name] for name in ("deltas", "run", "supports_sums", "uses_weights")}
+    return {"new": new, **server.standing(request.worker), **fields}
 
 
-def _push(server: ParameterServer, question: ShmRequest, seat: RequestSlot) -> Any:
-    push = Push(question.worker or "", question.weight, question.round_number, question.version)
-    if question.refusal is not None:
-        return msgspec.to_builtins(server.refuse_push(push, Refusal(*question.refusal)))
-    return msgspec.to_builtins(server.take_row(push, seat.row, finite=True))
+def _push(server: ParameterServer, request: ShmRequest, slot: RequestSlot) -> Any:
+    push = Push(request.worker or "", request.weight, request.round_number, request.version)
+    if request.refusal is not None:
+        return msgspec.to_builtins(server.refuse_push(push, Refusal(*request.refusal)))
+    return msgspec.to_builtins(server.take_row(push, slot.row, finite=True))
 
 
-def _tally(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
-    number, total = server.tally(question.worker or "", question.round_number or 0, question.counted)
+def _sum_over_workers(server: ParameterServer, request: ShmRequest, _: RequestSlot) -> Any:
+    number, total = server.sum_over_workers(request.worker or "", request.round_number or 0, request.values)
     return {"round_number": number, "total": total}
 
 
-def _unregister(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
-    return {"was": server.unregister_worker(question.worker or "")}
+def _unregister(server: ParameterServer, request: ShmRequest, _: RequestSlot) -> Any:
+    return {"was": server.unregister_worker(request.worker or "")}
 
 
-def _report(server: ParameterServer, question: ShmRequest, _: RequestSlot) -> Any:
-    server.report(question.worker or "", question.metrics)
+def _report(server: ParameterServer, request: ShmRequest, _: RequestSlot) -> Any:
+    server.report(request.worker or "", request.metrics)
 
 
-def _stats(server: ParameterServer, _: ShmRequest, __: RequestSlot) -> Any:
+def _get_stats(server: ParameterServer, _: ShmRequest, __: RequestSlot) -> Any:
     return server.get_server_stats()
 
 
-def _checkpoint(server: ParameterServer, _: ShmRequest, __: RequestSlot) -> Any:
+def _save_checkpoint(server: ParameterServer, _: ShmRequest, __: RequestSlot) -> Any:
     return {"path": str(server.save_checkpoint())}
 
 
@@ -344,8 +350,8 @@ _HANDLERS: dict[str, Callable[[ParameterServer, ShmRequest, RequestSlot], Any]] 
     "Register": _register,
     "Unregister": _unregister,
     "Push": _push,
-    "Tally": _tally,
+    "Tally": _sum_over_workers,
     "Report": _report,
-    "Stats": _stats,
-    "Checkpoint": _checkpoint,
+    "Stats": _get_stats,
+    "Checkpoint": _save_checkpoint,
 }

@@ -32,7 +32,7 @@ class TimeShares:
     env: float = 0.0
     policy: float = 0.0
     blocked: float = 0.0
-    handing: float = 0.0  # everything else: sending segments, reports
+    sending: float = 0.0  # everything else: sending segments, reports
     merge: float = 0.0  # workers: waiting for the table and merging into it
     gradients: float = 0.0  # gradient workers: computing gradients
     # learner
@@ -55,17 +55,17 @@ class TimeShares:
     epochs: bool = True  # whether the algorithm makes passes over rollouts, or samples from replay
 
     @property
-    def together(self) -> bool:
+    def alternating(self) -> bool:
         """Whether acting and learning take turns in one thread."""
         return self.inline or self.mode == "single"
 
     @property
     def overlapping(self) -> bool:
         """Whether acting and learning overlap."""
-        return not self.together and (self.mode == "async" or self.ahead)
+        return not self.alternating and (self.mode == "async" or self.ahead)
 
     @property
-    def full(self) -> bool:
+    def uses_all_cores(self) -> bool:
         """Whether the run uses all available cores."""
         return self.used_cores is not None and self.used_cores >= FULL_CORE_SHARE * self.cores
 
@@ -110,19 +110,19 @@ def measure_time_shares(view: RunView, spent: TimeTotals | None = None) -> TimeS
     actor, learner = shares.get("actor", {}), shares.get("learner", {})
     seconds = sum(phases.get("learner", {}).values())
     inline = capabilities_of(config.runtime).one_process
-    together = inline or config.mode == "single"
-    judging = spent.evaluation_s / seconds if seconds else 0.0
+    alternating = inline or config.mode == "single"
+    evaluation_share = spent.evaluation_s / seconds if seconds else 0.0
     actors = [used for role, used in phases.items() if role.startswith("actor-")]
     acting = sum(1.0 - _share(used, "blocked") for used in actors)
     learning, waits = 1.0 - learner.get("wait", 0.0), learner.get("wait", 0.0)
-    if together:
+    if alternating:
         waits = acting / (acting + learning) if acting + learning else 0.0
     return TimeShares(
         seconds=seconds,
         env=actor.get("env", 0.0),
         policy=actor.get("policy", 0.0),
         blocked=actor.get("blocked", 0.0),
-        handing=actor.get("other", 0.0),
+        sending=actor.get("other", 0.0),
         merge=actor.get("merge", 0.0),
         gradients=actor.get("learn", 0.0),
         waits=waits,
@@ -130,11 +130,11 @@ def measure_time_shares(view: RunView, spent: TimeTotals | None = None) -> TimeS
         learn=learner.get("learn", 0.0),
         publish=learner.get("publish", 0.0),
         checkpoints=spent.checkpoint_s / seconds if seconds else 0.0,
-        evaluation=judging,
+        evaluation=evaluation_share,
         dropped=_dropped(spent),
         refused=spent.refused / max(1, sum(spent.lags.values())),
-        busy=1.0 if inline else (1.0 if together else acting + learning) + judging,
-        used_cores=_used_cores(config, spent, seconds, judging),
+        busy=1.0 if inline else (1.0 if alternating else acting + learning) + evaluation_share,
+        used_cores=_used_cores(config, spent, seconds, evaluation_share),
         cores=int(view.directory.record.get("hardware", {}).get("usable_cores") or 1),
         actors=sum(sum(used.values()) > 0 for used in actors) or config.actors,
         mode="gradients" if config.by_gradients else str(config.mode),
@@ -153,14 +153,14 @@ def _dropped(spent: TimeTotals) -> float:
     return spent.too_old / (spent.too_old + sum(spent.lags.values())) if spent.too_old else 0.0
 
 
-def _used_cores(config: RunConfig, spent: TimeTotals, seconds: float, judging: float) -> float | None:
+def _used_cores(config: RunConfig, spent: TimeTotals, seconds: float, evaluation_share: float) -> float | None:
     """Return CPU time in cores. Roles of one process report the same value; the manager's is its evaluation time."""
     used = spent.cpu_s
     if capabilities_of(config.runtime).one_process:
         return 1.0  # other work of its process cannot be told apart
     if not used or not seconds:
         return None
-    return (max(used.values()) if config.mode == "single" else sum(used.values())) / seconds + judging
+    return (max(used.values()) if config.mode == "single" else sum(used.values())) / seconds + evaluation_share
 
 
 def format_percent(share: float) -> str:
@@ -169,12 +169,12 @@ def format_percent(share: float) -> str:
 
 
 def _waiting(m: TimeShares) -> str:
-    return "" if m.together else f"the learner waits {format_percent(m.waits)} for experience, and "
+    return "" if m.alternating else f"the learner waits {format_percent(m.waits)} for experience, and "
 
 
 def _env(m: TimeShares) -> str:
     part = f"{_waiting(m)}the environment takes {format_percent(m.env)} of the actors' time: "
-    if m.full:
+    if m.uses_all_cores:
         return part + f"a faster environment or more cores, as the run already uses all {m.cores} of them"
     if m.inline:
         return part + "more actors in processes of their own (--runtime processes --actors N), or a faster environment"
@@ -188,8 +188,8 @@ def _policy(m: TimeShares) -> str:
     )
 
 
-def _handing(m: TimeShares) -> str:
-    part = f"{_waiting(m)}handing segments over takes {format_percent(m.handing)} of the actors' time: "
+def _sending(m: TimeShares) -> str:
+    part = f"{_waiting(m)}sending segments takes {format_percent(m.sending)} of the actors' time: "
     return part + "longer segments (segment_steps)"
 
 
@@ -200,7 +200,7 @@ def _learn(m: TimeShares) -> str:
         else "fewer updates (samples_per_insert), a larger batch_size"
     )
     why = f"the learner learns {format_percent(m.learn)} of its time"
-    if m.together:
+    if m.alternating:
         return f"{why}, and acting waits for it: {remedy}, or a smaller network"
     fewer = ", or fewer actors" if m.mode == "async" and m.actors > 1 else ", or a smaller network"
     return f"the actors are blocked {format_percent(m.blocked)} because {why}: {remedy}{fewer}"
@@ -211,7 +211,7 @@ def _turns(m: TimeShares) -> str:
     remedy = (
         "flow.ahead=1 or --mode async" if m.mode == "sync" and not m.inline else "--mode sync or async in processes"
     )
-    return f"acting and learning wait for each other: {halves}: {remedy}, where both go on at once"
+    return f"acting and learning wait for each other: {halves}: {remedy}, where both run at once"
 
 
 def _balanced(m: TimeShares) -> str:
@@ -226,7 +226,7 @@ def _workers(m: TimeShares) -> str:
         return f"merging takes {format_percent(m.merge)} of the workers' time: longer stretches between merges (segment_steps)"
     more = (
         f"as the run already uses all {m.cores} cores"
-        if m.full or m.actors >= m.cores
+        if m.uses_all_cores or m.actors >= m.cores
         else "or more workers (--actors)"
     )
     return f"the workers are never held up, and merge for {format_percent(m.merge)} of their time: a faster environment, {more}"
@@ -234,12 +234,14 @@ def _workers(m: TimeShares) -> str:
 
 def _gradients(m: TimeShares) -> str:
     if m.blocked >= MAX_WORKER_WAITING_SHARE:
-        words = "for each other or for the learner's place"
-        return f"the workers wait for {format_percent(m.blocked)} of their time, {words}: longer stretches between pushes (segment_steps)"
+        awaited = "for each other or for the learner"
+        return f"the workers wait for {format_percent(m.blocked)} of their time, {awaited}: longer stretches between pushes (segment_steps)"
     shares = {"the environment": m.env, "choosing actions": m.policy, "computing gradients": m.gradients}
     most = max(shares, key=lambda name: shares[name])
     more = (
-        f"the run already uses all {m.cores} cores" if m.full or m.actors >= m.cores else "more workers (--actors) help"
+        f"the run already uses all {m.cores} cores"
+        if m.uses_all_cores or m.actors >= m.cores
+        else "more workers (--actors) help"
     )
     return f"{most} takes {format_percent(shares[most])} of the workers' time: {more}"
 
@@ -250,7 +252,7 @@ RULES: tuple[Rule, ...] = (
         lambda m: m.refused > 0,
         lambda m: (
             f"{format_percent(m.refused)} of the segments were refused, because their values cannot be learned from: the warnings in "
-            "the event log name the actor and the value; mend that policy or environment"
+            "the event log name the actor and the value; fix that policy or environment"
         ),
     ),
     Rule(
@@ -277,7 +279,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "evaluation",
-        lambda m: m.evaluation >= MAX_EVALUATION_SHARE and (m.inline or (m.full and m.busy > m.cores)),
+        lambda m: m.evaluation >= MAX_EVALUATION_SHARE and (m.inline or (m.uses_all_cores and m.busy > m.cores)),
         lambda m: (
             f"evaluation takes {format_percent(m.evaluation)} of "
             + ("the one thread's time" if m.inline else f"a core, and the run uses all {m.cores}")
@@ -287,7 +289,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "crowded",
-        lambda m: m.full and m.actors > 1 and not m.together and m.busy > m.cores + 0.5,
+        lambda m: m.uses_all_cores and m.actors > 1 and not m.alternating and m.busy > m.cores + 0.5,
         lambda m: (
             f"more roles than cores: {m.busy:.1f} busy roles on {m.cores} cores: fewer actors with more environments each "
             "(--actors, --envs)"
@@ -295,9 +297,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("workers", lambda m: m.mode == "workers", _workers),
     Rule("gradients", lambda m: m.mode == "gradients", _gradients),
-    Rule("environment", lambda m: m.starving and m.env >= max(m.policy, m.handing), _env),
-    Rule("policy", lambda m: m.starving and m.policy >= m.handing, _policy),
-    Rule("handing_over", lambda m: m.starving, _handing),
+    Rule("environment", lambda m: m.starving and m.env >= max(m.policy, m.sending), _env),
+    Rule("policy", lambda m: m.starving and m.policy >= m.sending, _policy),
+    Rule("handing_over", lambda m: m.starving, _sending),
     Rule(
         "sampling",
         lambda m: m.flooded and m.sample > m.learn,

@@ -13,8 +13,8 @@ from steppe.records.profiling.sampler import WAITING, Stack
 from steppe.records.profiling.svg import svg_document
 
 WIDTH, _LEFT, _TOP, _ROW, _BOTTOM = 1200, 10, 34, 18, 34
-_NARROWEST = 0.4  # pixels; narrower frames are left out
-_LETTER = 6.3  # pixels per character
+_MIN_WIDTH = 0.4  # pixels; narrower frames are left out
+_CHAR_WIDTH = 6.3  # pixels per character
 _COLOURS = {
     "steppe": "#8ecae6",
     "torch": "#f4a261",
@@ -70,7 +70,7 @@ def top_functions(stacks: Mapping[Stack, float], count: int) -> list[tuple[str, 
 
 def _frames(node: CallNode, x: float, depth: int, scale: float, total_s: float) -> Iterator[tuple[int, str]]:
     width = node.seconds * scale
-    if width < _NARROWEST:
+    if width < _MIN_WIDTH:
         return
     yield depth, _frame(node, x, _TOP + _ROW * depth, width, total_s)
     for called in sorted(node.calls.values(), key=lambda called: -called.seconds):
@@ -79,13 +79,13 @@ def _frames(node: CallNode, x: float, depth: int, scale: float, total_s: float) 
 
 
 def _frame(node: CallNode, x: float, y: float, width: float, total_s: float) -> str:
-    words = f"{node.name}: {100 * node.seconds / total_s:.1f} %, {node.seconds:.2f} s"
-    words += f", {node.own_s:.2f} s of its own" if node.own_s else ""
-    letters = int((width - 6) / _LETTER)
-    label = _short(node.name)[: max(0, letters)] if letters >= 3 else ""
+    title = f"{node.name}: {100 * node.seconds / total_s:.1f} %, {node.seconds:.2f} s"
+    title += f", {node.own_s:.2f} s of its own" if node.own_s else ""
+    max_chars = int((width - 6) / _CHAR_WIDTH)
+    label = _short(node.name)[: max(0, max_chars)] if max_chars >= 3 else ""
     text = f'<text class="t b" x="{x + 3:.1f}" y="{y + 13:.0f}">{escape(label)}</text>' if label else ""
     shape = f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(0.3, width - 0.5):.1f}" height="{_ROW - 1}" rx="1" '
-    return f'<g class="f"><title>{escape(words)}</title>{shape}fill="{_colour(node.name)}"/>{text}</g>'
+    return f'<g class="f"><title>{escape(title)}</title>{shape}fill="{_colour(node.name)}"/>{text}</g>'
 
 
 def _short(name: str) -> str:
@@ -102,7 +102,7 @@ def _colour(name: str) -> str:
 
 def _legend(height: float) -> Iterator[str]:
     x = float(_LEFT)
-    for word, colour in _COLOURS.items():
+    for label, colour in _COLOURS.items():
         yield f'<rect x="{x:.0f}" y="{height - 24}" width="14" height="14" rx="2" fill="{colour}"/>'
-        yield f'<text class="t s" x="{x + 20:.0f}" y="{height - 13}">{word}</text>'
-        x += 44 + 7.0 * len(word)
+        yield f'<text class="t s" x="{x + 20:.0f}" y="{height - 13}">{label}</text>'
+        x += 44 + 7.0 * len(label)

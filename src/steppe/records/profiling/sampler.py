@@ -48,11 +48,11 @@ class SampledRole:
         self._role.done = value
 
     def step(self) -> bool:
-        self._sampler.at_work = self.name
+        self._sampler.current_role = self.name
         return self._role.step()
 
     def close(self) -> None:
-        self._sampler.at_work = self.name
+        self._sampler.current_role = self.name
         self._role.close()
 
 
@@ -80,24 +80,24 @@ class Sampler:
             raise UsageError("flow.profile on 'inline' samples the main thread only: train there, or use processes")
         if signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, signal.SIG_IGN):
             raise UsageError("flow.profile needs the signal SIGALRM, which this program uses for something else")
-        self.at_work = ""
+        self.current_role = ""
         self.seconds: dict[str, dict[Stack, float]] = {}
         self._directory, self._waiting = directory, waiting
         self._functions: dict[int, FunctionInfo] = {}  # by id, as hashing a code object is slow
         self._random = random.Random(0)  # random intervals do not alias with periodic work of a role
-        self._looked_s = self._written_s = time.perf_counter()
+        self._sampled_s = self._written_s = time.perf_counter()
         self._sampling = False
 
-    def watch(self, role: Role) -> Role:
+    def wrap(self, role: Role) -> Role:
         """Return the role wrapped for sampling; the caller steps the returned one."""
         self.seconds[role.name] = read_stacks(self._directory / f"{role.name}.txt")
         return SampledRole(role, self)
 
     def __enter__(self) -> Self:
         self._sampling = True
-        signal.signal(signal.SIGALRM, self._look)
+        signal.signal(signal.SIGALRM, self._sample)
         signal.siginterrupt(signal.SIGALRM, False)  # restart interrupted system calls: native code may not expect EINTR
-        self._looked_s = time.perf_counter()
+        self._sampled_s = time.perf_counter()
         self._wait()
         return self
 
@@ -128,21 +128,21 @@ class Sampler:
     def _wait(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, INTERVAL_S * (0.5 + self._random.random()))
 
-    def _look(self, number: int, frame: FrameType | None) -> None:
+    def _sample(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal. A native call is sampled when it returns, and charged with all its time."""
         if not self._sampling:
             return
         now = time.perf_counter()
-        role, stack = self._find(frame)
+        role, stack = self._read_stack(frame)
         if role is not None:
             seconds = self.seconds[role]
             stack = stack if stack in seconds or len(seconds) < MAX_STACKS else stack[:1]
-            seconds[stack] = seconds.get(stack, 0.0) + now - self._looked_s
+            seconds[stack] = seconds.get(stack, 0.0) + now - self._sampled_s
         self.write_if_due()
-        self._looked_s = time.perf_counter()
+        self._sampled_s = time.perf_counter()
         self._wait()
 
-    def _find(self, frame: FrameType | None) -> tuple[str | None, Stack]:
+    def _read_stack(self, frame: FrameType | None) -> tuple[str | None, Stack]:
         # Operators are not interrupted: the signal arrives on entry to the next function, which has used no time yet.
         if frame is not None and frame.f_lasti <= self._function(frame).entry:
             frame = frame.f_back
@@ -152,7 +152,7 @@ class Sampler:
             frame = frame.f_back
         if frame is None:
             return self._waiting, (WAITING,)
-        return self.at_work, _truncate(stack[::-1])
+        return self.current_role, _truncate(stack[::-1])
 
     def _function(self, frame: FrameType) -> FunctionInfo:
         code = frame.f_code
@@ -175,10 +175,10 @@ def sample_roles(roles: Sequence[Role], directory: Path | None, waiting: str) ->
         yield list(roles)
         return
     sampler = Sampler(directory, waiting)
-    watched = [sampler.watch(role) for role in roles]
+    wrapped = [sampler.wrap(role) for role in roles]
     try:
         with sampler:
-            yield watched
+            yield wrapped
     finally:
         sampler.write()
 

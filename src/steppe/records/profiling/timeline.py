@@ -65,8 +65,8 @@ def timeline_svg(spans: Sequence[Span], *, width: int = 960, title: str = "", wi
     height = _TOP + _LANE * len(roles) + _BOTTOM
     scale = (width - _LEFT - 20) / max(end - start, 1e-9)
     body = [*_axis(end - start, scale, height), *_legend(spans, height)]
-    for place, role in enumerate(roles):
-        y = _TOP + _LANE * place
+    for index, role in enumerate(roles):
+        y = _TOP + _LANE * index
         body.append(f'<text class="t" x="{_LEFT - 10}" y="{y + 16}" text-anchor="end">{escape(role)}</text>')
         body += [_bar(span, start, end, scale, y) for span in spans if span.role == role]
     return svg_document(width, height, title, body, left=_LEFT)
@@ -80,10 +80,10 @@ def _span(event: EventReport) -> Span:
 def _bar(span: Span, start: float, end: float, scale: float, y: float) -> str:
     x = _LEFT + (span.start_s - start) * scale
     width = max(1.0, (min(span.end_s, end) - span.start_s) * scale)
-    words = f"{span.role}: {span.phase} {span.label}, {(span.end_s - span.start_s) * 1e3:.1f} ms"
+    title_text = f"{span.role}: {span.phase} {span.label}, {(span.end_s - span.start_s) * 1e3:.1f} ms"
     shape = (
         f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_BAR}" rx="2" fill="{_colour(span.phase)}">'
-        f"<title>{escape(words)}</title></rect>"
+        f"<title>{escape(title_text)}</title></rect>"
     )
     label = next((text for text in (f"{span.phase} {span.label}", span.label) if 6.0 * len(text) <= width), "")
     if not label:

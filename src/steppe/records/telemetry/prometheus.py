@@ -57,10 +57,10 @@ def learner_samples(report: TrainingReport) -> Iterator[MetricSample]:
     yield MetricSample("steppe_learner_version", report.version, run)
     yield MetricSample("steppe_learner_segments_total", sum(report.lags.values()), run)
     yield MetricSample("steppe_learner_lag_versions_total", sum(lag * count for lag, count in report.lags.items()), run)
-    yield from _by("steppe_learner_seconds_total", "phase", report.phases, run)
-    yield from _by("steppe_learner_dropped_total", "cause", report.dropped, run)
-    yield from _by("steppe_learner_memory", "name", report.memory, run)
-    yield from _by("steppe_learner_stat", "name", report.stats, run)
+    yield from _labelled_samples("steppe_learner_seconds_total", "phase", report.phases, run)
+    yield from _labelled_samples("steppe_learner_dropped_total", "cause", report.dropped, run)
+    yield from _labelled_samples("steppe_learner_memory", "name", report.memory, run)
+    yield from _labelled_samples("steppe_learner_stat", "name", report.stats, run)
     yield from _process(report, (*run, ("role", "learner")))
 
 
@@ -71,7 +71,7 @@ def actor_samples(report: ActorReport) -> Iterator[MetricSample]:
     yield MetricSample("steppe_actor_version", report.version, labels)
     yield MetricSample("steppe_actor_up", float(report.state == "running"), labels)
     yield MetricSample("steppe_actor_restarts_total", report.epoch, labels)
-    yield from _by("steppe_actor_seconds_total", "phase", report.phases, labels)
+    yield from _labelled_samples("steppe_actor_seconds_total", "phase", report.phases, labels)
     yield from _process(report, (("run", report.run), ("role", f"actor-{report.actor}")))
 
 
@@ -97,9 +97,9 @@ def group_into_families(samples: Iterable[MetricSample]) -> list[Metric]:
     families: dict[str, Metric] = {}
     for sample in samples:
         if sample.name not in families:
-            kind, words = METRIC_FAMILIES[sample.name]
+            kind, help_text = METRIC_FAMILIES[sample.name]
             families[sample.name] = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
-                sample.name, words
+                sample.name, help_text
             )
         families[sample.name].add_sample(sample.name, dict(sample.labels), sample.value)
     return list(families.values())
@@ -122,7 +122,7 @@ def render_families(families: Iterable[Metric]) -> bytes:
     return generate_latest(registry)
 
 
-def _by(
+def _labelled_samples(
     name: str, label: str, values: Mapping[str, float], labels: tuple[tuple[str, str], ...]
 ) -> Iterator[MetricSample]:
     for key, value in values.items():

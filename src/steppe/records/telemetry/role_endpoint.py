@@ -22,10 +22,10 @@ _REPORTS: dict[str, type[Report]] = {TRAINING: TrainingReport, ACTORS: ActorRepo
 
 
 class RoleEndpoint:
-    """Endpoint of one role. `over` observes the role's reports; call `heartbeat` at every step."""
+    """Endpoint of one role. `observe` returns a Board that observes the role's reports; call `heartbeat` at every step."""
 
     def __init__(self, run: str, role: str, *, lines: TextIO | None = None) -> None:
-        self._about = {"run": run, "role": role, "version": importlib.metadata.version("steppe")}
+        self._identity = {"run": run, "role": role, "version": importlib.metadata.version("steppe")}
         self._lines = lines
         self._newest: dict[str, dict[str, Any]] = {}
         self._last_step_s: float | None = None  # None until the role starts: waiting for other roles is not a failure
@@ -42,14 +42,14 @@ class RoleEndpoint:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                status, body = endpoint.answer(self.path)
+                status, body = endpoint.respond(self.path)
                 self.send_response(status)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *words: Any) -> None:
+            def log_message(self, *arguments: Any) -> None:
                 """Log nothing: probes send a request every few seconds."""
 
         try:
@@ -70,23 +70,23 @@ class RoleEndpoint:
     def heartbeat(self) -> None:
         self._last_step_s = time.monotonic()
 
-    def tell(self, kind: str, **details: Any) -> None:
+    def log_event(self, kind: str, **details: Any) -> None:
         """Print one event as a JSON line, if lines are enabled."""
         if self._lines is not None:
-            line = {"time_s": time.time(), **self._about, "kind": kind, "details": details}
+            line = {"time_s": time.time(), **self._identity, "kind": kind, "details": details}
             print(json.dumps(line), file=self._lines, flush=True)
 
-    def over(self, board: Board) -> Board:
+    def observe(self, board: Board) -> Board:
         """Return a Board that forwards everything to `board` and observes what is posted."""
         return _ObservedBoard(board, self)
 
-    def take(self, topic: str, record: dict[str, Any]) -> None:
+    def receive(self, topic: str, record: dict[str, Any]) -> None:
         if topic in _REPORTS:
             self._newest[topic] = record
         elif topic == EVENTS and record.get("kind") != "span":
-            self.tell(str(record.get("kind")), **record.get("details", {}))
+            self.log_event(str(record.get("kind")), **record.get("details", {}))
 
-    def answer(self, path: str) -> tuple[int, bytes]:
+    def respond(self, path: str) -> tuple[int, bytes]:
         if path == "/healthz":
             hangs = self._last_step_s is not None and time.monotonic() - self._last_step_s > HANG_S
             return (503, b"no step for too long\n") if hangs else (200, b"ok\n")
@@ -112,7 +112,7 @@ class _ObservedBoard:
         self._board, self._endpoint = board, endpoint
 
     def post(self, topic: str, record: dict[str, Any]) -> int:
-        self._endpoint.take(topic, record)
+        self._endpoint.receive(topic, record)
         return self._board.post(topic, record)
 
     def read(self, topic: str, after: int = 0, limit: int = 10_000) -> list[tuple[int, dict[str, Any]]]:

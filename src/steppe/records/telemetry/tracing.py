@@ -28,14 +28,16 @@ def make_span_recorder(run: str, role: str, environ: Mapping[str, str] = os.envi
         return None
     _provider()  # now, so that a missing package is reported at the start
 
-    def take(phase: str, seconds: float, details: Mapping[str, object]) -> None:
+    def record_span(phase: str, seconds: float, details: Mapping[str, object]) -> None:
         end = time.time_ns()
-        about = {f"steppe.{name}": value for name, value in details.items() if isinstance(value, int | float | str)}
+        attributes = {
+            f"steppe.{name}": value for name, value in details.items() if isinstance(value, int | float | str)
+        }
         tracer = _provider().get_tracer("steppe")
-        about |= {"steppe.run": run, "steppe.role": role}
-        tracer.start_span(phase, start_time=end - int(seconds * 1e9), attributes=about).end(end)
+        attributes |= {"steppe.run": run, "steppe.role": role}
+        tracer.start_span(phase, start_time=end - int(seconds * 1e9), attributes=attributes).end(end)
 
-    return take
+    return record_span
 
 
 def is_tracing_enabled(environ: Mapping[str, str]) -> bool:
@@ -57,9 +59,9 @@ def shutdown_tracing() -> None:
     """Send pending spans, for at most FLUSH_S; later spans get a new provider."""
     global _provider_of_process
     if _provider_of_process is not None and _provider_of_process[0] == os.getpid():
-        last = threading.Thread(target=_provider_of_process[1].shutdown, name="last spans", daemon=True)
-        last.start()
-        last.join(FLUSH_S)
+        thread = threading.Thread(target=_provider_of_process[1].shutdown, name="last spans", daemon=True)
+        thread.start()
+        thread.join(FLUSH_S)
     _provider_of_process = None
 
 
@@ -79,9 +81,9 @@ def _make_provider() -> Any:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise MissingExtra("tracing (OTEL_EXPORTER_OTLP_ENDPOINT)", "otel") from None
-    about = {"service.version": importlib.metadata.version("steppe")}
+    attributes = {"service.version": importlib.metadata.version("steppe")}
     if not os.environ.get("OTEL_SERVICE_NAME"):
-        about["service.name"] = "steppe"
-    provider = TracerProvider(resource=Resource.create(about))
+        attributes["service.name"] = "steppe"
+    provider = TracerProvider(resource=Resource.create(attributes))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

@@ -39,61 +39,61 @@ ERROR_TYPES: dict[str, Callable[[str], Exception]] = {
 class _ShardClient:
     """Client of one shard: counts requests in flight and keeps the statistics of the last reply."""
 
-    def __init__(self, line: RpcClient) -> None:
-        self._line, self._waiting = line, 0
+    def __init__(self, client: RpcClient) -> None:
+        self._client, self._num_pending = client, 0
         self.total, self.size, self.stale = 0.0, 0, 0
 
-    def ask(self, **question: Any) -> None:
+    def send(self, **request: Any) -> None:
         """Send a request without waiting for its reply; block while MAX_IN_FLIGHT requests are in flight."""
-        while self._waiting >= MAX_IN_FLIGHT:
-            self._hear()
-        self._line.send(codec.pack(question, sealed=False))
-        self._waiting += 1
+        while self._num_pending >= MAX_IN_FLIGHT:
+            self._receive()
+        self._client.send(codec.pack(request, sealed=False))
+        self._num_pending += 1
 
-    def answer(self) -> Tree:
+    def wait(self) -> Tree:
         """Wait for all pending replies; return the last one, or an empty dictionary if none was pending."""
-        told: Tree = {}
-        while self._waiting:
-            told = self._hear()
-        return told
+        reply: Tree = {}
+        while self._num_pending:
+            reply = self._receive()
+        return reply
 
-    def _hear(self) -> Tree:
-        told: Tree = codec.unpack(self._line.receive(), copy=False, sealed=False)
-        self._waiting -= 1
-        if "error" in told:
-            raise ERROR_TYPES.get(told["error"], RunFailed)(f"{self._line.name}: {told['message']}")
-        self.total, self.size, self.stale = told["total"], told["size"], told["stale"]
-        return told
+    def _receive(self) -> Tree:
+        reply: Tree = codec.unpack(self._client.receive(), copy=False, sealed=False)
+        self._num_pending -= 1
+        if "error" in reply:
+            raise ERROR_TYPES.get(reply["error"], RunFailed)(f"{self._client.name}: {reply['message']}")
+        self.total, self.size, self.stale = reply["total"], reply["size"], reply["stale"]
+        return reply
 
 
 class RemoteReplayStore:
     """The part of ReplayStore that the learner's memory uses, over remote shards of `capacity` rows each."""
 
-    def __init__(self, lines: Sequence[RpcClient], capacity: int, alpha: float | None) -> None:
-        self.capacity, self.num_parts, self.alpha = capacity, len(lines), alpha
-        self.shift = (len(lines) - 1).bit_length()
+    def __init__(self, clients: Sequence[RpcClient], capacity: int, alpha: float | None) -> None:
+        self.capacity, self.num_parts, self.alpha = capacity, len(clients), alpha
+        self.shift = (len(clients) - 1).bit_length()
         self.lock = threading.RLock()
         self.fields: tuple[FieldSpec, ...] = ()
         self.columns: dict[str, np.ndarray] = {}  # one row each, only to define the layout of batches
         self.stacked: tuple[str, ...] = ()
         self.frames, self.disk = None, None
         self.max_priority = 1.0
-        self._lines, self._shards = tuple(lines), [_ShardClient(line) for line in lines]
+        self._clients, self._shards = tuple(clients), [_ShardClient(client) for client in clients]
 
     def __len__(self) -> int:
         self._settle()
-        return sum(shelf.size for shelf in self._shards)
+        return sum(shard.size for shard in self._shards)
 
     @property
     def stale(self) -> int:
         """Number of stale priority updates, as of the last replies."""
-        return sum(shelf.stale for shelf in self._shards)
+        return sum(shard.stale for shard in self._shards)
 
     @property
     def can_sample(self) -> bool:
         """Whether a row has a priority above 0."""
         self._settle()
-        return any(shelf.total > 0 for shelf in self._shards)
+        return any(shard.total > 0 for shard in self._shards)
 
     def allocate(self, fields: Sequence[FieldSpec]) -> None:
         """Record the columns; the shards allocate theirs from the same configuration."""
@@ -107,7 +107,7 @@ class RemoteReplayStore:
     def write(self, part: int, block: Mapping[str, np.ndarray], priorities: np.ndarray | None = None) -> int:
         """Append rows to one shard; see ReplayStore.write."""
         rows = {f.name: block[f.name] for f in self.fields}
-        self._shards[part].ask(do="write", rows=rows, priorities=priorities, largest=self.max_priority)
+        self._shards[part].send(do="write", rows=rows, priorities=priorities, largest=self.max_priority)
         if priorities is not None:
             self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
         return len(block[self.fields[0].name])
@@ -115,9 +115,9 @@ class RemoteReplayStore:
     def batch(self, stream: np.random.Generator, count: int, batch_buffer: BatchBuffer, beta: float) -> Batch:
         """Sample `count` rows over all shards; see ReplayStore.batch."""
         leaves, indices = np.empty(count, np.float32), np.empty(count, np.int64)
-        for places, told in self.draw(stream, count, leaves, indices):
-            for name, rows in told["columns"].items():
-                batch_buffer.columns[name][places] = rows
+        for positions, reply in self.draw(stream, count, leaves, indices):
+            for name, rows in reply["columns"].items():
+                batch_buffer.columns[name][positions] = rows
         if self.alpha is None:
             return Batch(batch_buffer.columns)
         return Batch(batch_buffer.columns, weights=self.weights(leaves, beta), indices=indices)
@@ -130,30 +130,30 @@ class RemoteReplayStore:
         Fills `indices` and, with priorities, `leaves`.
         """
         self._settle()
-        parts, at = self._choose(stream.random(count))
-        places = [np.flatnonzero(parts == part) for part in range(self.num_parts)]
-        asked = [part for part in range(self.num_parts) if len(places[part])]
-        for part in asked:
-            self._shards[part].ask(do="draw", at=at[places[part]])
-        for part in asked:
-            told = self._shards[part].answer()
-            indices[places[part]] = (told["indices"] << self.shift) + part
+        parts, at = self._choose_shards(stream.random(count))
+        positions = [np.flatnonzero(parts == part) for part in range(self.num_parts)]
+        involved = [part for part in range(self.num_parts) if len(positions[part])]
+        for part in involved:
+            self._shards[part].send(do="draw", at=at[positions[part]])
+        for part in involved:
+            reply = self._shards[part].wait()
+            indices[positions[part]] = (reply["indices"] << self.shift) + part
             if self.alpha is not None:
-                leaves[places[part]] = told["leaves"]
-            yield places[part], told
+                leaves[positions[part]] = reply["leaves"]
+            yield positions[part], reply
 
-    def _choose(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _choose_shards(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Map draws (uniform in [0, 1)) to a shard each, and an offset into its sum or, without priorities, a row."""
         if self.alpha is None:
             rings, slots = np.zeros((4, self.num_parts), np.int64), np.empty(len(draws), np.int64)
-            rings[SIZE] = [shelf.size for shelf in self._shards]
+            rings[SIZE] = [shard.size for shard in self._shards]
             sample_uniform(rings, self.capacity, 0, self.num_parts, draws, NO_PREFETCH, slots)
             return slots // self.capacity, slots % self.capacity
-        totals = np.array([[shelf.total] for shelf in self._shards])
-        parts, rests = np.empty(len(draws), np.int64), np.empty(len(draws))
-        if not choose_parts(totals, 0, 0, self.num_parts, draws, parts, rests):
+        totals = np.array([[shard.total] for shard in self._shards])
+        parts, offsets = np.empty(len(draws), np.int64), np.empty(len(draws))
+        if not choose_parts(totals, 0, 0, self.num_parts, draws, parts, offsets):
             raise UsageError("every priority is 0, so nothing can be drawn: give one that is positive")
-        return parts, rests
+        return parts, offsets
 
     def weights(self, leaves: np.ndarray, beta: float) -> np.ndarray:
         """Return the importance weights of a batch."""
@@ -164,9 +164,9 @@ class RemoteReplayStore:
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Set the priorities of rows by their indices; see ReplayStore.update_priorities."""
         parts, rows = indices & ((1 << self.shift) - 1), indices >> self.shift
-        for part, shelf in enumerate(self._shards):
+        for part, shard in enumerate(self._shards):
             if len(own := np.flatnonzero(parts == part)):
-                shelf.ask(do="prioritize", indices=rows[own], priorities=priorities[own])
+                shard.send(do="prioritize", indices=rows[own], priorities=priorities[own])
         self.max_priority = max(self.max_priority, float(priorities.max(initial=0.0)))
 
     def load(self) -> None:
@@ -179,34 +179,34 @@ class RemoteReplayStore:
 
     def state(self) -> Tree:
         """Return copies of everything that the shards hold."""
-        for shelf in self._shards:
-            shelf.ask(do="state")
-        return {"shelves": [shelf.answer()["state"] for shelf in self._shards], "max_priority": self.max_priority}
+        for shard in self._shards:
+            shard.send(do="state")
+        return {"shelves": [shard.wait()["state"] for shard in self._shards], "max_priority": self.max_priority}
 
     def live_state(self) -> Tree:
         """Return the state for a checkpoint, into which each shard writes its own rows."""
-        rows = [NestedBundle(line.name, partial(self._save, part)) for part, line in enumerate(self._lines)]
+        rows = [NestedBundle(client.name, partial(self._save, part)) for part, client in enumerate(self._clients)]
         return {"shelves": rows, "max_priority": self.max_priority}
 
     def _save(self, part: int, save: Path, before: Path | None) -> Callable[[], object]:
-        self._shards[part].ask(do="save", save=str(save), before=None if before is None else str(before))
-        return self._shards[part].answer
+        self._shards[part].send(do="save", save=str(save), before=None if before is None else str(before))
+        return self._shards[part].wait
 
     def restore(self, state: Tree) -> None:
         """Let the shards restore what `state` returned or what they saved for `live_state`."""
         saved = state.get("shelves", ())
         if len(saved) != self.num_parts:
-            raise UsageError(f"the saved replay lies in {len(saved)} roles, not {self.num_parts}: use as many")
-        for shelf, one in zip(self._shards, saved, strict=True):
-            where = {"save": str(one)} if isinstance(one, Path) else {"state": one}
-            shelf.ask(do="restore", **where)
+            raise UsageError(f"the saved replay is in {len(saved)} roles, not {self.num_parts}: use as many")
+        for shard, saved_shard in zip(self._shards, saved, strict=True):
+            source = {"save": str(saved_shard)} if isinstance(saved_shard, Path) else {"state": saved_shard}
+            shard.send(do="restore", **source)
         self._settle()
         self.max_priority = float(state["max_priority"])
 
     def _settle(self) -> None:
         """Wait for the replies to all requests."""
-        for shelf in self._shards:
-            shelf.answer()
+        for shard in self._shards:
+            shard.wait()
 
 
 class RemoteReplayPool:
@@ -215,10 +215,10 @@ class RemoteReplayPool:
     routing = "round_robin"
     experience_keys: tuple[str, ...] | None = None
 
-    def __init__(self, lines: Sequence[RpcClient], buffer_capacity: int, *, alpha: float | None) -> None:
-        self.num_buffers, self.buffer_capacity = len(lines), buffer_capacity
+    def __init__(self, clients: Sequence[RpcClient], buffer_capacity: int, *, alpha: float | None) -> None:
+        self.num_buffers, self.buffer_capacity = len(clients), buffer_capacity
         self.use_prioritized = alpha is not None
-        self.store = RemoteReplayStore(lines, buffer_capacity, alpha)
+        self.store = RemoteReplayStore(clients, buffer_capacity, alpha)
         self.turn = 0
 
     def route(self, source: int | None = None) -> int:

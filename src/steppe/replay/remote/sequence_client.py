@@ -19,9 +19,9 @@ class RemoteSequenceReplay(SequenceReplay):
         states = {
             f.name: np.empty((into.count, *f.shape), f.dtype) for f in store.fields if f.name in self.windowing.states
         }
-        for places, told in store.draw(stream, into.count, leaves, indices):
-            for name, rows in told["columns"].items():
-                into.columns[name][:, places] = rows
-            for name, rows in told["states"].items():
-                states[name][places] = rows
+        for positions, reply in store.draw(stream, into.count, leaves, indices):
+            for name, rows in reply["columns"].items():
+                into.columns[name][:, positions] = rows
+            for name, rows in reply["states"].items():
+                states[name][positions] = rows
         return Batch({**into.columns, **states}, weights=store.weights(leaves, beta), indices=indices)

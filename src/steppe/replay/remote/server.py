@@ -34,20 +34,20 @@ class ReplayShard:
         }
         self.store.load()
 
-    def answer(self, question: codec.Buffer) -> bytes:
+    def handle(self, request: codec.Buffer) -> bytes:
         """Handle a packed request and return the packed reply.
 
         The reply includes the priority sum and size that sampling depends on, or the error, which the client raises.
         """
-        asked = codec.unpack(question, sealed=False)
+        arguments = codec.unpack(request, sealed=False)
         try:
-            told = self._handlers[asked.pop("do")](**asked)
+            reply = self._handlers[arguments.pop("do")](**arguments)
         except Exception as error:  # noqa: BLE001 - the client raises it
             message = str(error) if isinstance(error, SteppeError) else "".join(traceback.format_exception(error))
             return codec.pack({"error": type(error).__name__, "message": message}, sealed=False)
         store = self.store
         total = 0.0 if store.tree is None else float(store.tree.totals[0])
-        return codec.pack({**told, "total": total, "size": len(store), "stale": store.stale}, sealed=False)
+        return codec.pack({**reply, "total": total, "size": len(store), "stale": store.stale}, sealed=False)
 
     def _write(self, rows: Tree, priorities: np.ndarray | None, largest: float) -> Tree:
         if largest != self.store.max_priority:
@@ -64,11 +64,11 @@ class ReplayShard:
             require_finite(at, "at")
         require_shape(at, "at", (at.size,))
         slots, leaves = self.store.find(at)
-        told: Tree = {"indices": self.store.describe(slots, leaves, 0.0)[0], "leaves": leaves}
+        reply: Tree = {"indices": self.store.describe(slots, leaves, 0.0)[0], "leaves": leaves}
         if self.sequences is None:
-            return {**told, "columns": self.store.gather(slots)}
-        into = self.sequences.room(len(slots))
-        return {**told, "states": self.sequences.fill_windows(slots, into), "columns": into.columns}
+            return {**reply, "columns": self.store.gather(slots)}
+        into = self.sequences.batch_buffer(len(slots))
+        return {**reply, "states": self.sequences.fill_windows(slots, into), "columns": into.columns}
 
     def _prioritize(self, indices: np.ndarray, priorities: np.ndarray) -> Tree:
         self.store.update_priorities(indices, priorities)
@@ -78,10 +78,13 @@ class ReplayShard:
         return {"state": self.store.state()}
 
     def _save(self, save: str, before: str | None) -> Tree:
-        known = PoolDescription(FORMAT, 1, self.pool.buffer_capacity, self.pool.use_prioritized)
+        description = PoolDescription(FORMAT, 1, self.pool.buffer_capacity, self.pool.use_prioritized)
         with raising_disk_full(Path(save)):
             write_save(
-                Path(save), {"store": self.store.live_state()}, known, Path(before) if before is not None else None
+                Path(save),
+                {"store": self.store.live_state()},
+                description,
+                Path(before) if before is not None else None,
             )
         return {}
 

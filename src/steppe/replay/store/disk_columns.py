@@ -29,17 +29,17 @@ def zeros(shape: tuple[int, ...], dtype: str | np.dtype[Any], directory: Path | 
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if directory is None:
-        room = np.zeros(size + CACHE_LINE, np.uint8)
-        return np.ndarray(shape, dtype, room, -room.ctypes.data % CACHE_LINE)
+        buffer = np.zeros(size + CACHE_LINE, np.uint8)
+        return np.ndarray(shape, dtype, buffer, -buffer.ctypes.data % CACHE_LINE)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, max(1, size))
-            file_room = mmap.mmap(file.fileno(), max(1, size))
+            mapped = mmap.mmap(file.fileno(), max(1, size))
     except OSError as error:
         if is_disk_full(error):
             raise DiskFull(
-                f"there is no room for {size:,} bytes of experience at {directory}: lower the size, or choose another disk"
+                f"there is no disk space for {size:,} bytes of experience at {directory}: lower the size, or choose another disk"
             ) from None
         raise ConfigError(f"experience cannot be kept at {directory}: {error.strerror}") from None
-    return np.frombuffer(file_room, dtype, math.prod(shape)).reshape(shape)
+    return np.frombuffer(mapped, dtype, math.prod(shape)).reshape(shape)

@@ -69,7 +69,9 @@ def save_state(directory: Path, state: Tree, description: PoolDescription) -> No
         write_save(directory / f"save-{_number(newest) + 1 if newest else 0}", state, description, newest)
     except OSError as error:
         if is_disk_full(error):
-            raise DiskFull(f"there is no room to save buffers at {directory}; the save before is as it was") from error
+            raise DiskFull(
+                f"there is no disk space to save buffers at {directory}; the previous save is unchanged"
+            ) from error
         raise
     for old in before:
         shutil.rmtree(old, ignore_errors=True)
@@ -111,7 +113,7 @@ def read_save(save: Path) -> tuple[Tree, PoolDescription]:
 def _load_format_1(save: Path, files: dict[str, bytes]) -> tuple[Tree, PoolDescription]:
     """Read format 1: one safetensors file per buffer, with all its columns."""
     old = _decoded(save / POOL, files[POOL], PoolDescriptionV1)
-    _require_sound(save / POOL, old)
+    _require_valid(save / POOL, old)
     if len(files) != len(old.rings) + 1 or not all(_file(part) in files for part in range(len(old.rings))):
         raise DamagedFile(f"{save} has not one file for each of its {len(old.rings)} buffers")
     parts = [
@@ -173,7 +175,7 @@ def _decoded(path: Path, data: bytes, kind: Any) -> Any:
         raise DamagedFile(f"{path} does not describe saved buffers: {error}") from None
 
 
-def _require_sound(path: Path, old: PoolDescriptionV1) -> None:
+def _require_valid(path: Path, old: PoolDescriptionV1) -> None:
     capacity, rings = old.capacity, old.rings
     if not rings or not all(0 <= r.size <= capacity and 0 <= r.cursor < capacity and r.added >= r.size for r in rings):
         raise DamagedFile(f"{path} contradicts itself: its rings do not fit their capacity")

@@ -35,19 +35,21 @@ class FrameStore:
     def __init__(
         self, num_rows: int, per_row: int, shape: tuple[int, ...], dtype: str, disk: Path | None = None
     ) -> None:
-        room = min(per_row, 2) * num_rows + SLACK
+        capacity = min(per_row, 2) * num_rows + SLACK
         self.shape, self.dtype = shape, np.dtype(dtype)
         self.frame_bytes = math.prod(shape) * self.dtype.itemsize
         try:
-            self.data = zeros((room, *shape), dtype, disk)
+            self.data = zeros((capacity, *shape), dtype, disk)
         except (MemoryError, ValueError):
-            need = room * self.frame_bytes
-            raise ConfigError(f"{room:,} frames need {need:,} bytes, which cannot be had: lower the size") from None
-        self.refs = np.zeros(room, np.int32)
-        self.written = np.zeros(room, np.int64)  # value of `count` when a position was last written
+            need = capacity * self.frame_bytes
+            raise ConfigError(
+                f"{capacity:,} frames need {need:,} bytes, which cannot be allocated: lower the size"
+            ) from None
+        self.refs = np.zeros(capacity, np.int32)
+        self.written = np.zeros(capacity, np.int64)  # value of `count` when a position was last written
         self.history = SaveHistory()
         self._word = np.uint64 if self.frame_bytes % 8 == 0 else np.uint8
-        self._words = self.data.reshape(room, -1).view(self._word)
+        self._words = self.data.reshape(capacity, -1).view(self._word)
         self.clear()
 
     def __len__(self) -> int:
@@ -87,7 +89,7 @@ class FrameStore:
             )
         return ids.reshape(len(stacks), frames)
 
-    def hold(self, ids: np.ndarray) -> None:
+    def add_references(self, ids: np.ndarray) -> None:
         """Add a reference to each id."""
         np.add.at(self.refs, ids.ravel(), 1)
 
@@ -98,20 +100,20 @@ class FrameStore:
     def restore(self, rows: np.ndarray) -> None:
         """Replace the content by `rows` at positions 0, 1, …, without references.
 
-        Call `hold` for the frames in use afterwards, then `sweep`.
+        Call `add_references` for the frames in use afterwards, then `rebuild_free_list`.
         """
         self.clear()
         self.data[: len(rows)] = rows
         self.written[: len(rows)] = np.arange(1, len(rows) + 1)
         self._heads[1:] = len(rows)
 
-    def adopt(self, high: int, count: int) -> None:
+    def restore_counts(self, high: int, count: int) -> None:
         """Adopt the frames that were read into the first `high` positions of `data`; `count` were ever written."""
         self.clear()
         self.written[:high] = 0
         self._heads[1:] = high, count
 
-    def sweep(self) -> None:
+    def rebuild_free_list(self) -> None:
         """Free all positions without references."""
         unused = np.flatnonzero(self.refs[: self.high] == 0)[::-1]
         self._free[: len(unused)] = unused
@@ -145,10 +147,10 @@ def _hash_frame(words: np.ndarray, row: int) -> np.uint64:
 
 
 @compiled
-def _frames_equal(data: np.ndarray, place: np.int64, words: np.ndarray, row: int) -> bool:
+def _frames_equal(data: np.ndarray, position: np.int64, words: np.ndarray, row: int) -> bool:
     equal, i = True, 0
     while equal and i < words.shape[1]:
-        equal = data[place, i] == words[row, i]
+        equal = data[position, i] == words[row, i]
         i += 1
     return equal
 
@@ -168,23 +170,23 @@ def _put(
     """Write the ids of the frames in `words`; return how many frames could be stored."""
     target, source = np.int64(data.ctypes.data), np.int64(words.ctypes.data)
     for row in range(len(words)):
-        spot = np.int64(_hash_frame(words, row)) % len(table)
-        place = np.int64(table[spot])
-        if place >= 0 and refs[place] > 0 and _frames_equal(data, place, words, row):
-            refs[place] += 1
-            ids[row] = place
+        bucket = np.int64(_hash_frame(words, row)) % len(table)
+        position = np.int64(table[bucket])
+        if position >= 0 and refs[position] > 0 and _frames_equal(data, position, words, row):
+            refs[position] += 1
+            ids[row] = position
             continue
         if heads[0] > 0:
             heads[0] -= 1
-            place = np.int64(free[heads[0]])
+            position = np.int64(free[heads[0]])
         elif heads[1] < len(data):
-            place = heads[1]
+            position = heads[1]
             heads[1] += 1
         else:
             return row
-        copy_bytes(target + place * frame_bytes, source + row * frame_bytes, frame_bytes)
+        copy_bytes(target + position * frame_bytes, source + row * frame_bytes, frame_bytes)
         heads[2] += 1
-        refs[place], written[place], table[spot], ids[row] = 1, heads[2], place, place
+        refs[position], written[position], table[bucket], ids[row] = 1, heads[2], position, position
     return len(words)
 
 

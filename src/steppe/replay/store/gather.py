@@ -68,12 +68,12 @@ class BatchGatherer:
 
     def __call__(self, slots: np.ndarray, batch_buffer: BatchBuffer | None = None) -> dict[str, np.ndarray]:
         """Return the rows at `slots`, in `batch_buffer` if given."""
-        layout, block = self.room(len(slots), batch_buffer)
+        layout, block = self.allocate(len(slots), batch_buffer)
         if not gather(layout.plan, self._num_rows, slots, block):
             raise IndexError(f"slots lie in [0, {self._num_rows})")
         return self.finished(slots, layout, block, batch_buffer)
 
-    def room(self, count: int, batch_buffer: BatchBuffer | None) -> tuple[BatchLayout, np.ndarray]:
+    def allocate(self, count: int, batch_buffer: BatchBuffer | None) -> tuple[BatchLayout, np.ndarray]:
         """Return the layout of `count` rows and a block for them: that of `batch_buffer`, or an unused one."""
         layout = self._layout(count)
         return layout, batch_buffer.block if batch_buffer is not None else _reusable_block(layout)
@@ -94,23 +94,23 @@ class BatchGatherer:
         if layout is None:
             if len(self._layouts) >= MAX_CACHED_LAYOUTS:
                 self._layouts.clear()
-            layout = self._layouts[count] = self._made(count)
+            layout = self._layouts[count] = self._make_layout(count)
         return layout
 
-    def _made(self, count: int) -> BatchLayout:
+    def _make_layout(self, count: int) -> BatchLayout:
         views, plan, ids_plan, end = [], [], [], 0
         stacks: list[int] = []
-        for each in self._fields:
-            column = self._columns[each.name]
-            dtype = np.dtype(each.dtype)
-            views.append((each.name, (count, *each.shape), dtype, end))
+        for column_field in self._fields:
+            column = self._columns[column_field.name]
+            dtype = np.dtype(column_field.dtype)
+            views.append((column_field.name, (count, *column_field.shape), dtype, end))
             row_bytes = math.prod(column.shape[1:]) * column.dtype.itemsize
-            if each.name in self._stacked:
+            if column_field.name in self._stacked:
                 ids_plan.append((column.ctypes.data, row_bytes, row_bytes, len(stacks) * count * row_bytes))
                 stacks.append(end)
             else:
                 plan.append((column.ctypes.data, column.strides[0], row_bytes, end))
-            end += -(-count * each.nbytes // CACHE_LINE) * CACHE_LINE  # columns do not share cache lines
+            end += -(-count * column_field.nbytes // CACHE_LINE) * CACHE_LINE  # columns do not share cache lines
         plans = _plan(plan), np.array(stacks, np.int64), _plan(ids_plan)
         return BatchLayout(
             tuple(views), _block_dtype(views, end), *plans, end, np.empty(count, np.int64), np.empty(count)

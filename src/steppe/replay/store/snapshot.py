@@ -57,7 +57,7 @@ class SavedStore:
         self.max_priority = float(state["max_priority"])
         self.lap = np.asarray(state["lap"], np.int64)
         self.leaves: list[np.ndarray] | None = None
-        self._require_sound()
+        self._require_consistent()
         if "leaves" in state:
             self.leaves = [_read_leaves(*pair) for pair in zip(self.rings, state["leaves"], strict=True)]
 
@@ -92,7 +92,7 @@ class SavedStore:
                     )
         store.frames.history.reset()  # must happen even if the reads below fail
         self.frames.read_into({"frame": store.frames.data})
-        store.frames.adopt(high, self.frames.record.added)
+        store.frames.restore_counts(high, self.frames.record.added)
         store.frames.history.record_save(self.frames.save, self.frames.record.added)
 
     def _field(self, name: str, dtype: str, shape: tuple[int, ...]) -> FieldSpec:
@@ -101,17 +101,17 @@ class SavedStore:
         ((_, kind, (unit, *rest)),) = self.frames.record.columns
         return FieldSpec(name, (unit * shape[0], *rest), kind, shape[0])
 
-    def _require_sound(self) -> None:
+    def _require_consistent(self) -> None:
         """Raise DamagedFile if the metadata is inconsistent."""
         rings = self.rings
-        sound = bool(rings) and all(isinstance(ring, SavedRing) for ring in rings)
-        if not sound or not all(ring.record.columns == rings[0].record.columns for ring in rings):
-            raise DamagedFile(f"{self._where()} is damaged: its buffers are not alike")
+        consistent = bool(rings) and all(isinstance(ring, SavedRing) for ring in rings)
+        if not consistent or not all(ring.record.columns == rings[0].record.columns for ring in rings):
+            raise DamagedFile(f"{self._location()} is damaged: its buffers are not alike")
         capacity = self.capacity
         for ring in rings:
             saved = ring.record
             if saved.capacity != capacity or (saved.cursor != saved.size and saved.size < capacity):
-                raise DamagedFile(f"{self._where()} contradicts itself about the fill of {saved.name}")
+                raise DamagedFile(f"{self._location()} contradicts itself about the fill of {saved.name}")
         numbers = [ring.record.added for ring in rings]
         laps = (
             self.lap.shape == (len(rings),)
@@ -119,7 +119,7 @@ class SavedStore:
             and (self.lap < MAX_ROWS_WRITTEN // capacity).all()
         )
         if max(numbers) >= MAX_ROWS_WRITTEN or not laps or not 0 < self.max_priority < np.inf:
-            raise DamagedFile(f"{self._where()} is damaged: it does not say how many rows were ever written")
+            raise DamagedFile(f"{self._location()} is damaged: it does not say how many rows were ever written")
         if self.frames is not None:
             self._require_frames(self.frames)
 
@@ -128,9 +128,9 @@ class SavedStore:
         stacks = [ids.get(name, ("", ())) for name in self.stacked]
         whole = isinstance(frames, SavedRing) and len(frames.record.columns) == 1 and frames.record.columns[0][2]
         if not whole or not stacks or any(dtype != "int32" or len(shape) != 1 for dtype, shape in stacks):
-            raise DamagedFile(f"{self._where()} is damaged: its columns of frames are not such")
+            raise DamagedFile(f"{self._location()} is damaged: its columns of frames are not such")
 
-    def _where(self) -> str:
+    def _location(self) -> str:
         first = next((ring for ring in self.rings if isinstance(ring, SavedRing)), None)
         return str(first.directory) if first is not None else "what was saved"
 
@@ -158,5 +158,5 @@ def restore_counters(store: ReplayStore, saved: SavedStore) -> None:
     if store.frames is not None:
         for part, ring in enumerate(saved.rings):
             for name in store.stacked:
-                store.frames.hold(part_rows(store, part)[name][: ring.record.size])
-        store.frames.sweep()
+                store.frames.add_references(part_rows(store, part)[name][: ring.record.size])
+        store.frames.rebuild_free_list()

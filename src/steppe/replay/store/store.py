@@ -76,7 +76,7 @@ class ReplayStore:
         with self.lock:
             for cleared in range(self.num_parts) if part is None else (part,):
                 if self.frames is not None:
-                    self._let_go(self._filled_slots(cleared))
+                    self._release_frames(self._filled_slots(cleared))
                 self.histories[cleared].reset()
                 self.size[cleared] = self.cursor[cleared] = self.added[cleared] = 0
                 self.lap[cleared] += 1
@@ -127,7 +127,7 @@ class ReplayStore:
             if self.stacked:
                 self._append_stacks(part, rows, count, leaves)
             else:
-                self._place(part, rows, count, leaves)
+                self._write_rows(part, rows, count, leaves)
         return count
 
     def _append_stacks(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
@@ -135,22 +135,22 @@ class ReplayStore:
         step = min(STACK_CHUNK_ROWS, self.capacity)
         for first in range(0, count, step):
             length = min(step, count - first)
-            piece = [values[first : first + length] for values in rows]
+            chunk = [values[first : first + length] for values in rows]
             taken: list[np.ndarray] = []
-            stacks = [(place, f.frames) for place, f in enumerate(self.fields) if f.name in self.stacked]
+            stacks = [(index, f.frames) for index, f in enumerate(self.fields) if f.name in self.stacked]
             try:
-                for place, frames in stacks:
-                    piece[place] = self.frames.put(piece[place], frames)
-                    taken.append(piece[place])
+                for index, frames in stacks:
+                    chunk[index] = self.frames.put(chunk[index], frames)
+                    taken.append(chunk[index])
             except UsageError as error:
                 for ids in taken:
                     self.frames.drop(ids)
                 if not first:
                     raise
                 raise UsageError(f"{error}; the first {first} of these experiences are stored") from None
-            self._place(part, piece, length, leaves if len(leaves) <= 1 else leaves[first : first + length])
+            self._write_rows(part, chunk, length, leaves if len(leaves) <= 1 else leaves[first : first + length])
 
-    def _place(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
+    def _write_rows(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         """Write rows in stored form (frame ids in place of stacks), and their leaves: one per row, or one for all."""
         (size, cursor, added), capacity = self._counts, self.capacity
         start = cursor[part]
@@ -160,7 +160,7 @@ class ReplayStore:
             return
         filled, first = size[part], part * capacity + start
         if self.frames is not None:
-            self._let_go(slice(first, part * capacity + min(end, filled)))
+            self._release_frames(slice(first, part * capacity + min(end, filled)))
         # `column[slots] = values` for all columns, without a Python loop.
         any(map(_put, self._arrays, repeat(slice(first, first + count)), rows))
         if self.tree is not None:
@@ -176,14 +176,14 @@ class ReplayStore:
 
     def _write_wrapped(self, part: int, rows: Sequence[np.ndarray], count: int, leaves: np.ndarray) -> None:
         """Write rows in chunks that end at the end of the ring."""
-        first, room = 0, self.capacity - self.cursor.item(part)
+        first, free_rows = 0, self.capacity - self.cursor.item(part)
         while first < count:
-            piece = slice(first, min(first + room, count))
-            own = leaves if len(leaves) <= 1 else leaves[piece]
-            self._place(part, [values[piece] for values in rows], piece.stop - first, own)
-            first, room = piece.stop, self.capacity
+            chunk = slice(first, min(first + free_rows, count))
+            own = leaves if len(leaves) <= 1 else leaves[chunk]
+            self._write_rows(part, [values[chunk] for values in rows], chunk.stop - first, own)
+            first, free_rows = chunk.stop, self.capacity
 
-    def _let_go(self, slots: slice | np.ndarray) -> None:
+    def _release_frames(self, slots: slice | np.ndarray) -> None:
         assert self.frames is not None
         for name in self.stacked:
             self.frames.drop(self.columns[name][slots])
@@ -233,7 +233,7 @@ class ReplayStore:
             if self.tree is None:
                 return self.gather(self.draw(stream, count, part)[0], batch_buffer), None, None
             gathering, parts = self._gatherer, (0, self.num_parts) if part is None else (part, part + 1)
-            layout, block = gathering.room(count, batch_buffer)
+            layout, block = gathering.allocate(count, batch_buffer)
             slots, indices, weights = layout.slots, np.empty(count, np.int64), np.empty(count, np.float32)
             draws, plans = stream.random(out=layout.draws), (gathering.sources, layout.plan)
             tree = self.tree.unsettled
@@ -295,10 +295,8 @@ class ReplayStore:
             tree = self.tree.unsettled
             unknown, largest, stale = update_leaves(*tree, self.rings, self.shift, self.alpha, indices, priorities)
             if unknown >= 0:
-                raise UsageError(
-                    f"index {indices[unknown]} was never given out: use the indices that came with a sample"
-                )
-            self._require_sound(largest)
+                raise UsageError(f"index {indices[unknown]} was never sampled: use the indices that came with a sample")
+            self._require_valid_priority(largest)
             self.stale += stale
             if largest > self.max_priority:
                 self.set_max_priority(largest)
@@ -313,9 +311,11 @@ class ReplayStore:
             self.tree.descend(np.empty(0), 0, 1)
             self.describe(nothing, NO_LEAVES, 1.0)
             self.update_priorities(nothing, np.empty(0))
-            layout, block = self._gatherer.room(0, None)
-            places = self._gatherer.sources, layout.plan, block, nothing, nothing, NO_LEAVES
-            sample_by_priority(*self.tree.unsettled, self.rings, self.shift, (0, 1), np.empty(0), 1.0, *places)
+            layout, block = self._gatherer.allocate(0, None)
+            gather_arguments = self._gatherer.sources, layout.plan, block, nothing, nothing, NO_LEAVES
+            sample_by_priority(
+                *self.tree.unsettled, self.rings, self.shift, (0, 1), np.empty(0), 1.0, *gather_arguments
+            )
 
     def slots_oldest_first(self, part: int) -> np.ndarray:
         """Return the slots of one part, oldest first."""
@@ -336,12 +336,12 @@ class ReplayStore:
             for block, _ in content.values():  # hold first: rows may move between parts
                 for name in self.stacked:
                     assert self.frames is not None
-                    self.frames.hold(block[name])
+                    self.frames.add_references(block[name])
             for part, (block, leaves) in content.items():
                 added, rows = int(self.added[part]), self.select_columns(block)
                 self.clear(part)
                 if len(rows[0]):
-                    self._place(part, rows, len(rows[0]), np.zeros(1, np.float32) if leaves is None else leaves)
+                    self._write_rows(part, rows, len(rows[0]), np.zeros(1, np.float32) if leaves is None else leaves)
                 self.added[part] = added
 
     def state(self) -> Tree:
@@ -401,7 +401,7 @@ class ReplayStore:
                 }
             )
             if self.frames is not None:
-                self.frames.sweep()
+                self.frames.rebuild_free_list()
             self.cursor[...], self.added[...] = state["cursor"], state["added"]
             self.lap[...] = state.get("lap", np.maximum(self.added, self.size) // self.capacity)
             self.set_max_priority(float(state["max_priority"]))
@@ -447,11 +447,11 @@ class ReplayStore:
         _, largest, _ = resolve_priority_update(
             self.rings, self.capacity, self.shift, self.alpha, nothing, priorities, nothing, leaves
         )
-        self._require_sound(largest)
+        self._require_valid_priority(largest)
         self.set_max_priority(max(self.max_priority, largest))
         return leaves
 
-    def _require_sound(self, largest: float) -> None:
+    def _require_valid_priority(self, largest: float) -> None:
         if largest < 0:
             raise UsageError("a priority must be a finite number that is not negative")
 

@@ -1,7 +1,7 @@
 """A cluster over MPI: every rank is a node, and rank 0 hosts the parameter server.
 
     REQUEST_TAG   any rank → rank 0      (number, method, request)
-    REPLY_TAG     rank 0 → that rank     (number, kind, reply or error message, round)
+    REPLY_TAG     rank 0 → that rank     (number, kind, reply or error message)
 
 A thread of rank 0 serves requests while the rank itself trains, so MPI must be initialized with THREAD_MULTIPLE. No
 call blocks for long: client and server poll for messages with exponential backoff.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,8 +20,7 @@ import numpy as np
 from steppe.core.config.cluster import ClusterConfig
 from steppe.core.contracts.errors import ConfigError, Unreachable, UsageError
 from steppe.params.from_cluster import AdamSettings, build_parameter_server
-from steppe.params.rpc.calls import handle_call
-from steppe.params.rpc.packed_client import PackedClient, unwrap_reply
+from steppe.params.rpc.messages import MessageClient, handle_call, unwrap_reply
 from steppe.transport.mpi.links import import_mpi
 
 REQUEST_TAG, REPLY_TAG = 7101, 7102
@@ -46,27 +45,27 @@ class MpiClusterServer:
         self.server.close()
 
     def _serve(self) -> None:
-        pause = INITIAL_BACKOFF_S
+        backoff_s = INITIAL_BACKOFF_S
         while not self._ending.is_set():
-            found = receive_message(self._mpi, self._mpi.ANY_SOURCE, REQUEST_TAG)
-            pause = INITIAL_BACKOFF_S if found is not None else min(2 * pause, MAX_BACKOFF_S)
-            if found is None:
+            message = receive_message(self._mpi, self._mpi.ANY_SOURCE, REQUEST_TAG)
+            backoff_s = INITIAL_BACKOFF_S if message is not None else min(2 * backoff_s, MAX_BACKOFF_S)
+            if message is None:
                 self.server.tick()
-                time.sleep(pause)
+                time.sleep(backoff_s)
                 continue
-            data, rank = found
+            data, rank = message
             number, method, request = msgspec.msgpack.decode(data)
-            said = msgspec.msgpack.encode((number, *handle_call(self.server, method, request)))
-            self._mpi.COMM_WORLD.Send([said, self._mpi.BYTE], rank, REPLY_TAG)
+            reply = msgspec.msgpack.encode((number, *handle_call(self.server, method, request)))
+            self._mpi.COMM_WORLD.Send([reply, self._mpi.BYTE], rank, REPLY_TAG)
 
 
-class MpiClusterClient(PackedClient):
+class MpiClusterClient(MessageClient):
     """Send requests to rank 0, one at a time. Requests are queued there until served, so they are never retried."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         super().__init__()
         self._mpi, self._cluster = join_mpi_cluster(cluster), cluster
-        self._asking, self._number = threading.Lock(), time.monotonic_ns()  # unlike an earlier client's numbers
+        self._lock, self._request_number = threading.Lock(), time.monotonic_ns()  # unlike an earlier client's numbers
 
     def is_serving(self) -> bool:
         return True
@@ -75,30 +74,30 @@ class MpiClusterClient(PackedClient):
         """Do nothing: the client holds no resources."""
 
     def _send(
-        self, method: str, data: bytes, row: np.ndarray | None = None, *, worker: str | None = None
-    ) -> tuple[bytes, int | None, int]:
-        with self._asking:
-            self._number += 1
-            question = msgspec.msgpack.encode((self._number, method, data))
-            sent = self._mpi.COMM_WORLD.Isend([question, self._mpi.BYTE], 0, REQUEST_TAG)
-            return (*unwrap_reply(self._wait_for_reply(sent)), 1)
+        self, method: str, data: bytes | Callable[[], Iterator[bytes]], *, worker: str | None = None
+    ) -> tuple[bytes, int]:
+        with self._lock:
+            self._request_number += 1
+            request = msgspec.msgpack.encode((self._request_number, method, data))
+            sent = self._mpi.COMM_WORLD.Isend([request, self._mpi.BYTE], 0, REQUEST_TAG)
+            return unwrap_reply(self._wait_for_reply(sent)), 1
 
     def _wait_for_reply(self, sent: Any) -> Any:
-        until, pause = time.monotonic() + self._cluster.timeout_s + self._cluster.retry_s, INITIAL_BACKOFF_S
+        deadline_s, backoff_s = time.monotonic() + self._cluster.timeout_s + self._cluster.retry_s, INITIAL_BACKOFF_S
         while True:
             sent.Test()
-            found = receive_message(self._mpi, 0, REPLY_TAG)
-            if found is not None:
-                number, *said = msgspec.msgpack.decode(found[0])
-                if number == self._number:
-                    return said
+            message = receive_message(self._mpi, 0, REPLY_TAG)
+            if message is not None:
+                number, *reply = msgspec.msgpack.decode(message[0])
+                if number == self._request_number:
+                    return reply
                 continue  # the reply to an abandoned request
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline_s:
                 raise Unreachable(
-                    "the first rank, which has the parameter server, does not answer: is it still training?"
+                    "the first rank, which has the parameter server, does not respond: is it still training?"
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, MAX_BACKOFF_S)
+            time.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
 
 def receive_message(mpi: Any, source: int, tag: int) -> tuple[bytearray, int] | None:
@@ -122,7 +121,7 @@ def join_mpi_cluster(cluster: ClusterConfig) -> Any:
     size, rank = mpi.COMM_WORLD.size, mpi.COMM_WORLD.rank
     if size != len(cluster.nodes):
         raise ConfigError(
-            f"the MPI world has {size} ranks, and the cluster {len(cluster.nodes)} nodes: say mpiexec -n {len(cluster.nodes)}"
+            f"the MPI world has {size} ranks, and the cluster {len(cluster.nodes)} nodes: use mpiexec -n {len(cluster.nodes)}"
         )
     if cluster.node_id is not None and cluster.rank != rank:
         raise ConfigError(f"rank {rank} of the MPI world is node {cluster.nodes[rank]!r}, not {cluster.node_id!r}")

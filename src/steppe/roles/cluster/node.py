@@ -35,7 +35,7 @@ MAX_MISSED_ROUNDS = 3  # rounds without a result until a node that exchanges gra
 
 
 class ClusterNode:
-    """One agent's membership in the cluster. `ending` is polled while waiting for other nodes, to stop waiting. `lent`:
+    """One agent's membership in the cluster. `ending` is polled while waiting for other nodes, to stop waiting. `external_client`:
     the caller owns the client and closes it."""
 
     def __init__(
@@ -45,13 +45,13 @@ class ClusterNode:
         client: ParameterClient,
         ending: Callable[[], bool] = lambda: False,
         *,
-        lent: bool = False,
+        external_client: bool = False,
     ) -> None:
         assert config.node_id is not None, "a run's configuration was checked"
         self.config, self.agent, self.client, self.name = config, agent, client, config.node_id
         self.version = -1
         self.counts = {"exchanges": 0, "missed": 0}  # rounds with and without a result
-        self._ending, self._lent = ending, lent
+        self._ending, self._external_client = ending, external_client
         self._entries = trainable_entries(agent)
         self._rounds, self._weighted, self._private = True, False, False
         self._base = np.empty(0, np.float32)  # the parameters last adopted from the cluster
@@ -60,14 +60,16 @@ class ClusterNode:
     def join(self) -> None:
         """Register, and adopt the cluster's newest parameters. A node may join at any time."""
         self.client.register_worker(self.name)
-        about, deltas = self.client.about(self.name), self.config.exchange == "deltas"
-        if about["deltas"] != deltas or not (deltas or about["synchronous"]):
-            takes = "deltas" if about["deltas"] else "gradients" if about["synchronous"] else "gradients, but no rounds"
-            raise ConfigError(
-                f"the server at {self.client.url} takes {takes}, and this node has exchange={self.config.exchange!r}"
+        info, deltas = self.client.about(self.name), self.config.exchange == "deltas"
+        if info["deltas"] != deltas or not (deltas or info["synchronous"]):
+            accepted = (
+                "deltas" if info["deltas"] else "gradients" if info["synchronous"] else "gradients, but no rounds"
             )
-        self._rounds, self._weighted = bool(about["synchronous"]), bool(about["weighs"])
-        self._private = bool(about.get("private"))
+            raise ConfigError(
+                f"the server at {self.client.url} takes {accepted}, and this node has exchange={self.config.exchange!r}"
+            )
+        self._rounds, self._weighted = bool(info["synchronous"]), bool(info["uses_weights"])
+        self._private = bool(info.get("private"))
         newest = self.client.pull(self.name)
         missing = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
         if missing:
@@ -78,7 +80,7 @@ class ClusterNode:
         if not deltas:
             if not isinstance(self.agent, JointTrainable):
                 raise ConfigError(f"{type(self.agent).__name__} cannot exchange gradients: use exchange='deltas'")
-            self.agent.train_jointly(self.synchronized_step, self.all_reduce_sum if about["tallies"] else None)
+            self.agent.train_jointly(self.synchronized_step, self.all_reduce_sum if info["supports_sums"] else None)
 
     def leave(self) -> None:
         """Unregister, so that the other nodes do not wait for this one."""
@@ -90,12 +92,12 @@ class ClusterNode:
             self.counts["missed"] += 1
 
     def close(self) -> None:
-        """Leave the cluster, and close the client unless it is lent."""
+        """Leave the cluster, and close the client unless the caller owns it."""
         self.leave()
-        if not self._lent:
+        if not self._external_client:
             self.client.close()
 
-    def learned(self, learned: Learned) -> bool:
+    def count_update(self, learned: Learned) -> bool:
         """Count a learning step, exchange deltas if due, and return whether an exchange took place."""
         self._steps += 1
         self._updates += learned.updates
@@ -111,7 +113,7 @@ class ClusterNode:
             return False
         self._steps = 0
         try:
-            newest = self._exchange(self._flat(self.agent.weights()) - self._base, self._weight())
+            newest = self._exchange(self._flatten(self.agent.weights()) - self._base, self._weight())
         except Unreachable:
             newest = None
         self.counts["missed" if newest is None else "exchanges"] += 1
@@ -128,30 +130,30 @@ class ClusterNode:
             if newest is not None:
                 self.counts["exchanges"] += 1
                 self.version = newest.version
-                return self._flat(newest)
+                return self._flatten(newest)
             if self._ending():
-                return self._flat(self.agent.weights())
+                return self._flatten(self.agent.weights())
             self.counts["missed"] += 1
-        raise self._alone()
+        raise self._too_few_nodes()
 
-    def all_reduce_sum(self, counted: np.ndarray) -> np.ndarray:
+    def all_reduce_sum(self, local_sums: np.ndarray) -> np.ndarray:
         """Sum `counted` over all nodes, at most once per step.
 
         A node that missed the round gets its own numbers back. Its push is then late as well, and puts it back in step.
         """
-        number, pause = int(self.client.about(self.name)["round_number"]), INITIAL_BACKOFF_S
+        number, backoff_s = int(self.client.about(self.name)["round_number"]), INITIAL_BACKOFF_S
         until = time.monotonic() + MAX_MISSED_ROUNDS * (self.config.deadline_s + DEADLINE_GRACE_S)
         while time.monotonic() < until:
-            current, total = self.client.tally(self.name, number, counted.tolist())
+            current, total = self.client.sum_over_workers(self.name, number, local_sums.tolist())
             if total is not None:
                 return np.array(total)
             if current != number or self._ending():
-                return counted
-            time.sleep(pause)
-            pause = min(2 * pause, POLL_INTERVAL_S)
-        raise self._alone()
+                return local_sums
+            time.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, POLL_INTERVAL_S)
+        raise self._too_few_nodes()
 
-    def _alone(self) -> RunFailed:
+    def _too_few_nodes(self) -> RunFailed:
         return RunFailed(
             f"{MAX_MISSED_ROUNDS} rounds in a row had too few nodes: is cluster.quorum={self.config.quorum} right?"
         )
@@ -177,10 +179,10 @@ class ClusterNode:
         )
         if not receipt or not self._rounds:
             return self.client.pull_newer(self.name, self.version)
-        known = receipt.version - 1 if receipt.round_number > before else receipt.version
+        known_version = receipt.version - 1 if receipt.round_number > before else receipt.version
         until = time.monotonic() + self.config.deadline_s + DEADLINE_GRACE_S
         while not self._ending() and time.monotonic() < until:
-            found = self.client.wait_newer(self.name, max(known, self.version), POLL_INTERVAL_S)
+            found = self.client.wait_newer(self.name, max(known_version, self.version), POLL_INTERVAL_S)
             if found is not None or self.client.about(self.name)["round_number"] > before:
                 return found
         return None
@@ -191,9 +193,9 @@ class ClusterNode:
         for entry in self._entries:
             views[entry.name][...] = found[entry.name]
         self.agent.load(weights)
-        self._base, self.version, self._updates = self._flat(newest), newest.version, 0
+        self._base, self.version, self._updates = self._flatten(newest), newest.version, 0
 
-    def _flat(self, weights: Weights) -> np.ndarray:
+    def _flatten(self, weights: Weights) -> np.ndarray:
         arrays = weights.arrays()
         return np.concatenate([arrays[entry.name].reshape(-1) for entry in self._entries])
 
@@ -210,8 +212,8 @@ class NodeLearner(Learner):
     def publish_initial(self) -> None:
         self.node.join()
         rank, nodes = self.node.config.rank, list(self.node.config.nodes)
-        about = {"node": self.node.name, "rank": rank, "nodes": nodes, "version": self.node.version}
-        self.context.event("cluster", run=self.node.client.about(self.node.name)["run"], **about)
+        info = {"node": self.node.name, "rank": rank, "nodes": nodes, "version": self.node.version}
+        self.context.event("cluster", run=self.node.client.about(self.node.name)["run"], **info)
         super().publish_initial()
 
     def close(self) -> None:
@@ -221,7 +223,7 @@ class NodeLearner(Learner):
             self.node.close()
 
     def _after_update(self, learned: Learned) -> None:
-        if self.node.learned(learned):
+        if self.node.count_update(learned):
             learned.stats["cluster_version"] = float(self.node.version)
 
     def _end(self) -> None:
@@ -238,15 +240,15 @@ class NodeLearner(Learner):
         means = {name: sum(values) / len(values) for name, values in self._stats.items()}
         self.node.report({**counts, **means, "cluster_version": self.node.version, "done": float(final)})
         if final:
-            self._tell()
+            self._post_final_state()
         super()._report(final=final)
 
-    def _tell(self) -> None:
+    def _post_final_state(self) -> None:
         """Post the cluster's final state to the event log: after this node has left, the server may be gone."""
         with contextlib.suppress(Unreachable):
             stats = self.node.client.get_server_stats()
-            about = {"version": stats["version"], "nodes": stats.get("workers", {})}
-            self.context.event(CLUSTER_END, run=stats["run"], **about)
+            info = {"version": stats["version"], "nodes": stats.get("workers", {})}
+            self.context.event(CLUSTER_END, run=stats["run"], **info)
 
 
 def connect(config: ClusterConfig) -> ParameterClient:
@@ -292,14 +294,14 @@ def start_cluster_server(config: ClusterConfig, params: Mapping[str, np.ndarray]
 
 def wait_for_other_nodes(client: ParameterClient, idle_timeout_s: float) -> None:
     """Block until no node is registered, or there was no activity for `idle_timeout_s`."""
-    seen, until = None, 0.0
+    last_activity, until = None, 0.0
     while True:
         stats = client.get_server_stats()
         if not stats["num_workers"]:
             return
         now = (stats["num_workers"], stats["accepted_pushes"], stats["round"])
-        if now != seen:
-            seen, until = now, time.monotonic() + idle_timeout_s
+        if now != last_activity:
+            last_activity, until = now, time.monotonic() + idle_timeout_s
         elif time.monotonic() >= until:
             return
         time.sleep(POLL_INTERVAL_S)

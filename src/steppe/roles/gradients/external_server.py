@@ -48,19 +48,22 @@ class ServerGradientMemory(GradientMemory):
         for name in self._names:
             server.register_worker(name)
         newest = newest_weights(server)
-        lacking = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
-        if lacking:
+        missing = [entry.name for entry in self._entries if entry.name not in newest.arrays()]
+        if missing:
             raise ConfigError(
-                f"the parameter server lacks {lacking[0]!r}: begin it with the agent's get_policy_parameters()"
+                f"the parameter server lacks {missing[0]!r}: initialize it with the agent's get_policy_parameters()"
             )
         about = server.description() if isinstance(server, ParameterServer) else server.about(self._names[0])
-        self._weighted, self._whole = bool(about["weighs"]), server.get_server_stats()["takes"] == "parameters"
-        self._newest, self._shown, self._base = newest, newest.version, newest.version
+        self._weighted, self._expects_parameters = (
+            bool(about["uses_weights"]),
+            server.get_server_stats()["takes"] == "parameters",
+        )
+        self._newest, self._loaded_version, self._base_version = newest, newest.version, newest.version
 
     def add(self, segments: Sequence[Segment]) -> None:
         """Push in the given order. With rounds, block until the round is over, including workers of other programs."""
-        before, number = self._newest.version, self._round()
-        idle = [self._name_of(push) for push in segments if not push["counts"][0, 0, PushSpec.ROWS]]
+        before, number = self._newest.version, self._open_round()
+        idle = [self._worker_name(push) for push in segments if not push["counts"][0, 0, PushSpec.ROWS]]
         for name in idle if self._in_rounds else ():
             self.external_server.unregister_worker(name)  # so that the round does not wait for an idle worker
         counted = sum(self._push_segment(push, number) for push in segments if push["counts"][0, 0, PushSpec.ROWS])
@@ -69,10 +72,10 @@ class ServerGradientMemory(GradientMemory):
                 self._wait_for_round(before, number)
             for name in idle:
                 self.external_server.register_worker(name)
-        self._look()
+        self._fetch_newest()
 
     def ready(self) -> bool:
-        return self._newest.version > self._shown
+        return self._newest.version > self._loaded_version
 
     def learn(self, batch: Batch) -> Learned:
         """Load the newest parameters into the agent."""
@@ -95,33 +98,38 @@ class ServerGradientMemory(GradientMemory):
             else None
         )
         waiting = self.external_server.get_server_stats()["pending_pushes"] if server is not None else 0
-        counts = {"refused": dict(self.refused), "base": self._base, "shown": self._shown, "waiting": waiting}
+        counts = {
+            "refused": dict(self.refused),
+            "base": self._base_version,
+            "shown": self._loaded_version,
+            "waiting": waiting,
+        }
         return {"server": server, **counts}
 
     def restore(self, state: Tree) -> None:
         """Restore the counts and keep the server's present parameters, which include pushes after the checkpoint."""
         self.refused = Counter(state["refused"])
-        self._base, self._shown = int(state["base"]), int(state["shown"])
+        self._base_version, self._loaded_version = int(state["base"]), int(state["shown"])
         self._newest = newest_weights(self.external_server)
 
     def _push_segment(self, push: Segment, number: int | None) -> bool:
         """Push one worker's update; return whether the round no longer waits for that worker."""
         rows, _, _, updates = push["counts"][0, 0].tolist()
         row = push["gradient"][0, 0]
-        if self._whole:
+        if self._expects_parameters:
             row = row + self._loaded_row(len(row))
         receipt: Receipt = self.external_server.push_gradients(
-            self._name_of(push),
+            self._worker_name(push),
             self._by_parameter(row),
             float(rows) if self._weighted else 1.0,
             round_number=None if isinstance(self.external_server, ParameterServer) else number,
-            version=self._base + updates,
+            version=self._base_version + updates,
         )
         if not receipt:
             self.refused[receipt.reason] += 1
         return bool(receipt) or receipt.reason == "not_drawn"
 
-    def _round(self) -> int | None:
+    def _open_round(self) -> int | None:
         """Return the number of the open synchronous round, or None without rounds."""
         if not self._in_rounds:
             return None
@@ -133,13 +141,13 @@ class ServerGradientMemory(GradientMemory):
     def _wait_for_round(self, version: int, number: int | None) -> None:
         """Block until the round is over, with or without a new version, or the run must end."""
         server, name = self.external_server, self._names[0]
-        while self._round() == number and not self._ending():
+        while self._open_round() == number and not self._ending():
             if isinstance(server, ParameterServer):
                 server.wait_newer(version, POLL_INTERVAL_S)
             else:
                 server.wait_newer(name, version, POLL_INTERVAL_S)
 
-    def _look(self) -> None:
+    def _fetch_newest(self) -> None:
         """Fetch the server's parameters if they are newer."""
         self._newest = self.external_server.newer_than(POLICY, self._newest.version) or self._newest
 
@@ -152,7 +160,7 @@ class ServerGradientMemory(GradientMemory):
             row[first : first + entry.nbytes // 4] = arrays[entry.name].reshape(-1)
         return row
 
-    def _name_of(self, push: Segment) -> str:
+    def _worker_name(self, push: Segment) -> str:
         assert push.header is not None
         return self._names[push.header.actor]
 

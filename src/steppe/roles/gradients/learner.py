@@ -36,7 +36,7 @@ CONFIRM_S = 10.0  # how long to wait for a silent worker before hyperparameters 
 class GradientMemory:
     """A Memory that applies gradients on `add`; it is ready when the server has a newer version than the agent.
 
-    `together` pushes are applied at a time, or all pushes of an `add` if None. `use_agent_learning_rate`: use the
+    `pushes_per_update` pushes are applied at a time, or all pushes of an `add` if None. `use_agent_learning_rate`: use the
     agent's learning rate, with its schedule, instead of the server's.
     """
 
@@ -46,32 +46,32 @@ class GradientMemory:
         server: ParameterServer,
         num_workers: int,
         *,
-        together: int | None = 1,
+        pushes_per_update: int | None = 1,
         use_agent_learning_rate: bool = False,
     ) -> None:
-        self.agent, self.server, self.together = agent, server, together
+        self.agent, self.server, self.pushes_per_update = agent, server, pushes_per_update
         self.refused: Counter[str] = Counter()
         self._scheduled_agent = agent if use_agent_learning_rate and isinstance(agent, ScheduledAgent) else None
         self._entries = trainable_entries(agent)
-        self._waiting = 0
-        self._shown = server.version
-        self._base = server.version  # the server's version before this run
+        self._num_waiting = 0
+        self._loaded_version = server.version
+        self._base_version = server.version  # the server's version before this run
         for number in range(num_workers):
-            server.register_worker(_name(number))
+            server.register_worker(_worker_name(number))
 
     def add(self, segments: Sequence[Segment]) -> None:
-        """Push in the given order, and apply `together` pushes at a time."""
+        """Push in the given order, and apply `pushes_per_update` pushes at a time."""
         for push in segments:
             if push["counts"][0, 0, PushSpec.ROWS]:
                 self._push(push)
-        if self.together is None and self._waiting:
+        if self.pushes_per_update is None and self._num_waiting:
             self._apply()
 
     def wants_data(self) -> bool:
         return not self.ready()
 
     def ready(self) -> bool:
-        return self.server.version > self._shown
+        return self.server.version > self._loaded_version
 
     def sample(self) -> Batch:
         """Return an empty batch: the pushes are already in the parameters."""
@@ -84,13 +84,13 @@ class GradientMemory:
 
     def _load(self, newest: Weights) -> int:
         """Load these parameters into the agent; return by how many updates they are newer than the previous ones."""
-        before, self._shown = self._shown, newest.version
+        before, self._loaded_version = self._loaded_version, newest.version
         found, weights = newest.arrays(), self.agent.weights()
         for entry in self._entries:
             weights.arrays()[entry.name][...] = found[entry.name]
-        updates = self._shown - self._base
+        updates = self._loaded_version - self._base_version
         self.agent.load(weights.stamped(version=weights.version, updates=updates, env_steps=weights.env_steps))
-        return self._shown - before
+        return self._loaded_version - before
 
     def update(self, batch: Batch, learned: Learned) -> None:
         """Do nothing: gradients have no priorities to update."""
@@ -114,8 +114,8 @@ class GradientMemory:
         return {
             "server": self.server.state(),
             "refused": dict(self.refused),
-            "base": self._base,
-            "waiting": self._waiting,
+            "base": self._base_version,
+            "waiting": self._num_waiting,
         }
 
     def live_state(self) -> Tree:
@@ -128,7 +128,11 @@ class GradientMemory:
             )
         self.server.restore(state["server"])
         self.refused = Counter(state["refused"])
-        self._base, self._waiting, self._shown = int(state["base"]), int(state["waiting"]), self.server.version
+        self._base_version, self._num_waiting, self._loaded_version = (
+            int(state["base"]),
+            int(state["waiting"]),
+            self.server.version,
+        )
 
     def _push(self, push: Segment) -> None:
         assert push.header is not None
@@ -136,17 +140,20 @@ class GradientMemory:
         weight = float(rows) if self.server.aggregation.uses_weights else 1.0
         before = self.server.version
         receipt = self.server.push_gradients(
-            _name(push.header.actor), self._by_parameter(push["gradient"][0, 0]), weight, version=self._base + updates
+            _worker_name(push.header.actor),
+            self._by_parameter(push["gradient"][0, 0]),
+            weight,
+            version=self._base_version + updates,
         )
         if not receipt:
             self.refused[receipt.reason] += 1
         elif self.server.version == before:
-            self._waiting += 1
-            if self._waiting == self.together:
+            self._num_waiting += 1
+            if self._num_waiting == self.pushes_per_update:
                 self._apply()
 
     def _apply(self) -> None:
-        self._waiting = 0
+        self._num_waiting = 0
         try:
             self.server.update_parameters(self._rate())
         except (RunFailed, UsageError):  # not combinable, or the result is not finite; later pushes may be valid
@@ -187,25 +194,25 @@ class GradientLearner(Learner):
         segment: SegmentSpec,
     ) -> None:
         super().__init__(store.agent, store, batch_policy, limits, save, context)
-        self._source = store
+        self._update_source = store
         self._empty_segment = Segment.blank(segment)  # no valid row: it only advances the agent's schedules
-        self._most_steps = segment.num_steps * segment.num_envs // segment.num_agents  # limit of one push
-        self._settings = -1  # version of the newest published live hyperparameters
+        self._max_steps = segment.num_steps * segment.num_envs // segment.num_agents  # limit of one push
+        self._settings_version = -1  # version of the newest published live hyperparameters
         self._commands_for_next_publication: list[Mapping[str, Any]] = []
         self._unconfirmed: list[_PendingCommand] = []
         self._version_by_worker: dict[int, int] = {}  # weights version of each worker's newest gradient
 
-    def _require(self, segment: Segment) -> None:
+    def _require_valid(self, segment: Segment) -> None:
         """Validate the counts of a push; the parameter server validates its gradient."""
         counts = segment["counts"][0, 0]
         rows, steps, episodes, updates = counts.tolist()
-        if min(rows, episodes, updates) < 0 or not 0 <= episodes <= steps <= self._most_steps:
+        if min(rows, episodes, updates) < 0 or not 0 <= episodes <= steps <= self._max_steps:
             raise UsageError(
                 f"a push counts {rows} rows, {steps} steps, {episodes} episodes and {updates} updates, where 0 to "
-                f"{self._most_steps} steps with as many episodes or fewer are possible"
+                f"{self._max_steps} steps with as many episodes or fewer are possible"
             )
 
-    def _set(self, command: Mapping[str, Any]) -> None:
+    def _apply_command(self, command: Mapping[str, Any]) -> None:
         """Defer a command to the next publication: until then workers compute gradients with the old values."""
         self._commands_for_next_publication.append(command)
 
@@ -218,15 +225,15 @@ class GradientLearner(Learner):
         """Publish weights, and before them the live hyperparameters for gradients, if those changed."""
         commands, self._commands_for_next_publication = self._commands_for_next_publication, []
         for command in commands:
-            live = self.live_hyperparameters.wanted(command)
-            refusal = self.live_hyperparameters.take(live)
+            live = self.live_hyperparameters.live_values(command)
+            refusal = self.live_hyperparameters.apply(live)
             if refusal is not None or not live:
-                self.live_hyperparameters.answer(self.context, command, live, self._counts(), refusal)
+                self.live_hyperparameters.post_result(self.context, command, live, self._counts(), refusal)
             else:
                 self._unconfirmed.append(_PendingCommand(command, live, weights.version, self.context.clock()))
-        if commands or self._settings < 0:
-            self._settings += 1
-            self.context.weights.publish(SETTINGS, self.live_hyperparameters.record(self._settings))
+        if commands or self._settings_version < 0:
+            self._settings_version += 1
+            self.context.weights.publish(SETTINGS, self.live_hyperparameters.record(self._settings_version))
         super()._publish(weights)
 
     def _confirm(self) -> None:
@@ -235,12 +242,12 @@ class GradientLearner(Learner):
         After CONFIRM_S, silent workers are not waited for: they receive the values with their next weights.
         """
         newest, now = self._version_by_worker.values(), self.context.clock()
-        for awaited in list(self._unconfirmed):
-            done = [version >= awaited.version for version in newest]
-            if all(done) or (any(done) and now - awaited.since_s > CONFIRM_S):
-                counts = self._counts() | {"version": awaited.version}
-                self.live_hyperparameters.answer(self.context, awaited.command, awaited.live, counts)
-                self._unconfirmed.remove(awaited)
+        for pending in list(self._unconfirmed):
+            done = [version >= pending.version for version in newest]
+            if all(done) or (any(done) and now - pending.since_s > CONFIRM_S):
+                counts = self._counts() | {"version": pending.version}
+                self.live_hyperparameters.post_result(self.context, pending.command, pending.live, counts)
+                self._unconfirmed.remove(pending)
 
     def _observe(self, segment: Segment) -> None:
         _, steps, episodes, _ = segment["counts"][0, 0].tolist()
@@ -269,14 +276,14 @@ def make_server(config: RunConfig, agent: Agent, parameters: Mapping[str, np.nda
     eps = params.eps
     if eps is None and params.optimizer == "adam" and isinstance(agent, AdamAgent):
         eps = agent.adam_eps
-    longest = config.agent.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
+    max_norm = config.agent.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
     rate = params.learning_rate or (agent.learning_rate if isinstance(agent, ScheduledAgent) else None)
-    optimizer = Optimizer(params.optimizer, rate, params.beta1, params.beta2, eps, longest or None)
+    optimizer = Optimizer(params.optimizer, rate, params.beta1, params.beta2, eps, max_norm or None)
     names, arrays = [entry.name for entry in trainable_entries(agent)], agent.weights().arrays()
-    lacking = [name for name in names if parameters is not None and name not in parameters]
-    if lacking:
+    missing = [name for name in names if parameters is not None and name not in parameters]
+    if missing:
         raise ConfigError(
-            f"the parameter server lacks {lacking[0]!r}: begin it with the agent's get_policy_parameters()"
+            f"the parameter server lacks {missing[0]!r}: initialize it with the agent's get_policy_parameters()"
         )
     return ParameterServer(
         {name: arrays[name] for name in names} if parameters is None else parameters,
@@ -287,5 +294,5 @@ def make_server(config: RunConfig, agent: Agent, parameters: Mapping[str, np.nda
     )
 
 
-def _name(worker: int) -> str:
+def _worker_name(worker: int) -> str:
     return f"worker-{worker}"

@@ -78,34 +78,34 @@ class GradientWorker(Actor):
         self.gradient_source = gradient_source
         self.phases = PhaseTimer("env", "policy", "learn", "blocked", "other")
         self._segment = Segment.blank(gradient_source.segment)
-        self._made: _PendingGradient | None = None
-        self._segments = self._new_steps = self._new_episodes = 0
-        self._seen_steps = self._updates = 0  # of the whole run, as of the adopted weights
-        self._settings = -1  # version of the newest adopted live hyperparameters
+        self._pending: _PendingGradient | None = None
+        self._num_segments = self._new_steps = self._new_episodes = 0
+        self._total_steps = self._updates = 0  # of the whole run, as of the adopted weights
+        self._settings_version = -1  # version of the newest adopted live hyperparameters
 
     def adopt(self, weights: Weights) -> None:
         super().adopt(weights)
-        self._seen_steps, self._updates = weights.env_steps, weights.updates
-        settings = self.context.weights.newer_than(SETTINGS, self._settings)  # published before their weights
+        self._total_steps, self._updates = weights.env_steps, weights.updates
+        settings = self.context.weights.newer_than(SETTINGS, self._settings_version)  # published before their weights
         if settings is not None:
             apply_live_hyperparameters(self.gradient_source.agent, settings)
-            self._settings = settings.version
+            self._settings_version = settings.version
 
     def collect(self) -> Segment | None:
         """Return the next push; None if the channel has no free segment or the worker must stop.
 
         The gradient is computed before a segment is requested: a worker computes while its last push is in flight.
         """
-        if self._made is None:
-            self._made = self._make()
-        push, made = self.context.channel.blank(self.index), self._made
-        if push is None or made is None:
+        if self._pending is None:
+            self._pending = self._compute()
+        push, pending = self.context.channel.blank(self.index), self._pending
+        if push is None or pending is None:
             return None
-        push["gradient"][0, 0, : len(made.gradient)] = made.gradient
-        push["counts"][0, 0] = (made.rows, self._new_steps, self._new_episodes, made.updates)
-        push.header, push.state = made.header, self._segment.state
+        push["gradient"][0, 0, : len(pending.gradient)] = pending.gradient
+        push["counts"][0, 0] = (pending.rows, self._new_steps, self._new_episodes, pending.updates)
+        push.header, push.state = pending.header, self._segment.state
         self._new_steps = self._new_episodes = 0
-        self._made = None
+        self._pending = None
         return push
 
     def resume(self, sequence: int, state: bytes | None, seeds: np.random.SeedSequence) -> ResumeKind:
@@ -114,11 +114,11 @@ class GradientWorker(Actor):
         if self.gradient_source.on_policy:
             return kind
         self.context.event(
-            "warning", message=f"{self.name} begins with an empty replay, and fills it before it goes on"
+            "warning", message=f"{self.name} begins with an empty replay, and fills it before it continues"
         )
         return "episode-boundary"
 
-    def _make(self) -> _PendingGradient | None:
+    def _compute(self) -> _PendingGradient | None:
         """Collect a segment if the memory has no batch, and compute a gradient if it has one."""
         memory, started_s = self.gradient_source.memory, self.context.clock()
         if not memory.ready() and not self._collect_segment():
@@ -151,12 +151,12 @@ class GradientWorker(Actor):
         if self._finished or not self.fill(segment):
             return False
         assert segment.header is not None
-        segment.header = msgspec.structs.replace(segment.header, sequence=self._segments)
-        self._segments += 1
+        segment.header = msgspec.structs.replace(segment.header, sequence=self._num_segments)
+        self._num_segments += 1
         self._new_steps += segment.env_steps
         self._new_episodes += int(np.count_nonzero(segment.ended))
         self.phases.switch("learn")
-        self.gradient_source.agent.observe(segment, Progress(self._seen_steps, self.gradient_source.total_steps))
+        self.gradient_source.agent.observe(segment, Progress(self._total_steps, self.gradient_source.total_steps))
         self.gradient_source.memory.add([segment])
         return True
 

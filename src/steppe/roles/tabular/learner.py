@@ -50,8 +50,8 @@ class TabularLearner:
             self.publish_initial()
             return True
         totals = self._table.totals()
-        if self.context.ending or self._over(totals):
-            self._look()
+        if self.context.ending or self._is_finished(totals):
+            self._read_table()
             if not self.context.ending:
                 self.publish()
             self.done = True
@@ -60,7 +60,7 @@ class TabularLearner:
         self._poll_commands_if_due(now)
         due = totals.steps > self.totals.steps and now >= self._publish_s
         if due:
-            self._look()
+            self._read_table()
             self.publish()
             self._save_if_due(now)
         self.phases.switch("wait")
@@ -76,7 +76,7 @@ class TabularLearner:
             if command.get("command") == SET and self.live_hyperparameters.is_new(command):
                 steps = self.totals.steps
                 counts = {"version": self.version, "updates": steps, "env_steps": steps}
-                self.live_hyperparameters.answer(self.context, command, {}, counts)
+                self.live_hyperparameters.post_result(self.context, command, {}, counts)
 
     def publish_initial(self) -> None:
         """Create the shared table, so that workers can begin, and publish it."""
@@ -115,7 +115,7 @@ class TabularLearner:
         """Write the last checkpoint and the final report."""
         try:
             if self._created:
-                self._look()
+                self._read_table()
                 self._save()
         finally:
             self._report(final=True)
@@ -131,14 +131,14 @@ class TabularLearner:
 
     @property
     def _table(self) -> SharedTable:
-        assert self.context.table is not None, "a keeper has a table"
+        assert self.context.table is not None, "the learner of a tabular run has a table"
         return self.context.table
 
-    def _over(self, totals: TableTotals) -> bool:
+    def _is_finished(self, totals: TableTotals) -> bool:
         steps, episodes = self.limits.steps, self.limits.episodes
         return (steps is not None and totals.steps >= steps) or (episodes is not None and totals.episodes >= episodes)
 
-    def _look(self) -> None:
+    def _read_table(self) -> None:
         """Copy the table and the counts that belong to it."""
         self.totals = self._table.read(self.agent.table)
         self.agent.follow(Progress(self.totals.steps, self.limits.steps))

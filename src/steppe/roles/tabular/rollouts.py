@@ -14,7 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from steppe.algorithms.tabular.agent import TabularAgent
-from steppe.algorithms.tabular.game_trainer import GameTrainer
 from steppe.algorithms.tabular.q_learning import OptimalQLearning
 from steppe.algorithms.tabular.table import TableAlgorithm
 from steppe.core.config.run import EnvConfig
@@ -27,6 +26,7 @@ from steppe.envs.factory import compiled_game
 from steppe.envs.vector.finite import require_finite
 from steppe.roles.bound_policy import BoundPolicy
 from steppe.roles.quota import EpisodeClaims
+from steppe.roles.tabular.game_trainer import GameTrainer
 
 ESTIMATE_EVERY = 16  # runs
 NO_ROWS = np.empty(0, np.int64)
@@ -56,14 +56,14 @@ class TabularRollout(Protocol):
     num_envs: int
 
     def run(
-        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+        self, num_steps: int, on_step: StepCallback = lambda: False, max_episodes: int | None = None
     ) -> RolloutResult:
-        """Act and learn for about `num_steps` over all environments, at least one; fewer if `pulse` returns True.
+        """Act and learn for about `num_steps` over all environments, at least one; fewer if `on_step` returns True.
 
-        At most `most_episodes` end. Episodes in progress count when they end, in a later run.
+        At most `max_episodes` end. Episodes in progress count when they end, in a later run.
         """
 
-    def follow(self, totals: TableTotals, limit: int | None) -> None:
+    def update_schedules(self, totals: TableTotals, limit: int | None) -> None:
         """Advance schedules to the progress of all workers together."""
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class _TabularRolloutBase:
         self.candidates, self.min_steps, self.num_envs = NO_ROWS, 1, 1
         self.kept = np.ones(agent.table.shape, np.float32)
         self._visited = NO_ROWS
-        self._own_episodes = self._others = 0
+        self._own_episodes = self._other_episodes = 0
 
     def _record_visits(self, states: np.ndarray, actions: np.ndarray) -> None:
         """Record the updates of a run, and discard those of the previous run."""
@@ -91,12 +91,12 @@ class _TabularRolloutBase:
             rows = np.unique(self._visited // num_actions)
             self.candidates = (rows + num_states * np.arange(len(tables))[:, None]).ravel()
 
-    def follow(self, totals: TableTotals, limit: int | None) -> None:
+    def update_schedules(self, totals: TableTotals, limit: int | None) -> None:
         self.agent.follow(Progress(totals.steps, limit))
-        others = max(0, totals.episodes - self._own_episodes)
-        if others > self._others:
-            self.agent.algorithm.count_episodes(others - self._others)
-            self._others = others
+        other_episodes = max(0, totals.episodes - self._own_episodes)
+        if other_episodes > self._other_episodes:
+            self.agent.algorithm.count_episodes(other_episodes - self._other_episodes)
+            self._other_episodes = other_episodes
 
 
 class VectorTabularRollout(_TabularRolloutBase):
@@ -107,38 +107,39 @@ class VectorTabularRollout(_TabularRolloutBase):
         self.env, self.num_envs = env, env.num_envs
         self._bound_policy = BoundPolicy(agent, env)
         self._claims: EpisodeClaims | None = None
-        columns = agent.config.columns(env.spec)
-        spec = SegmentSpec(num_rows, env.num_envs, env.spec.obs, env.spec.action.field, columns)
+        spec = SegmentSpec(num_rows, env.num_envs, env.spec.obs, env.spec.action.field, agent.config.columns(env.spec))
         self._segment = Segment.blank(spec)
         self._seeds = seeds
         self._obs = np.zeros(env.num_envs, np.int64)
         self._begun = False
 
     def run(
-        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+        self, num_steps: int, on_step: StepCallback = lambda: False, max_episodes: int | None = None
     ) -> RolloutResult:
         if not self._begun:
             self.env.reset(self._obs, self._seeds)
             self._begun = True
         segment, env = self._segment, self.env
         rows = min(segment.spec.num_steps, max(1, math.ceil(num_steps / env.num_envs)))
-        claims = self._episode_claims(most_episodes, rows)
+        claims = self._episode_claims(max_episodes, rows)
         segment["obs"][0] = self._obs
         for t in range(rows):
-            noted = self._bound_policy.act(segment["obs"][t])
-            segment["action"][t], segment["mask"][t] = noted["action"], noted["mask"]
+            columns = self._bound_policy.act(segment["obs"][t])
+            segment["action"][t], segment["mask"][t] = columns["action"], columns["mask"]
             env.step(segment["action"][t], segment, t)
             if claims is not None:
                 claims.count(segment, t)
-            if pulse() or (claims is not None and claims.exhausted):
+            if on_step() or (claims is not None and claims.exhausted):
                 rows = t + 1
                 break
         masks = self._bound_policy.action_masks
         segment["mask"][rows] = True if masks is None else masks
         require_finite(segment, rows, "worker")
         self._obs[...] = segment["obs"][rows]
-        more = ("obs", "mask")
-        self.agent.learn(Batch({name: column[: rows + (name in more)] for name, column in segment.columns.items()}))
+        with_final_row = ("obs", "mask")
+        self.agent.learn(
+            Batch({name: column[: rows + (name in with_final_row)] for name, column in segment.columns.items()})
+        )
         valid, finished = segment["valid"][:rows], env.take_finished()
         if claims is not None:
             finished = claims.counted_only(finished)
@@ -146,15 +147,15 @@ class VectorTabularRollout(_TabularRolloutBase):
         self._own_episodes += len(finished)
         return RolloutResult(int(np.count_nonzero(valid)), len(finished), finished)
 
-    def _episode_claims(self, most_episodes: int | None, rows: int) -> EpisodeClaims | None:
+    def _episode_claims(self, max_episodes: int | None, rows: int) -> EpisodeClaims | None:
         """Return the counter of episodes for the next rows, or None if the limit cannot be exceeded."""
-        if most_episodes is None:
+        if max_episodes is None:
             return None
         if self._claims is None:
             self._claims = EpisodeClaims(self.env)
-        self._claims.allow(most_episodes)
+        self._claims.set_remaining(max_episodes)
         self._segment["valid"].fill(True)  # the environment may leave it unchanged, and closed ones may be open now
-        return None if self._claims.unrestricted(rows) else self._claims
+        return None if self._claims.cannot_exhaust(rows) else self._claims
 
     def close(self) -> None:
         self.env.close()
@@ -167,36 +168,36 @@ class GameTabularRollout(_TabularRolloutBase):
         super().__init__(agent)
         self.trainer, self.num_envs, self.min_steps = trainer, trainer.num_games, 16 * trainer.num_games
         self.candidates = np.flatnonzero(trainer.game.reachable & (trainer.game.legal > 0))
-        self._seen = np.zeros(len(agent.table))  # how often each state occurred at the end of a run
+        self._state_counts = np.zeros(len(agent.table))  # how often each state occurred at the end of a run
         self._runs = 0
 
     def run(
-        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+        self, num_steps: int, on_step: StepCallback = lambda: False, max_episodes: int | None = None
     ) -> RolloutResult:
-        tally = self.trainer.run(num_steps, most_episodes)
+        result = self.trainer.run(num_steps, max_episodes)
         self._estimate_visits(num_steps)
-        self._own_episodes += tally.num_games
-        if not tally.num_games:
-            return RolloutResult(tally.num_steps, 0, [])
-        mean = ((tally.won - tally.lost) / tally.num_games, round(tally.num_steps / tally.num_games))
-        return RolloutResult(tally.num_steps, tally.num_games, [mean])
+        self._own_episodes += result.num_games
+        if not result.num_games:
+            return RolloutResult(result.num_steps, 0, [])
+        mean = ((result.won - result.lost) / result.num_games, round(result.num_steps / result.num_games))
+        return RolloutResult(result.num_steps, result.num_games, [mean])
 
     def _estimate_visits(self, num_steps: int) -> None:
         """Estimate the visits per run of each entry from the games' states at the ends of runs.
 
         Recomputed after 1, 2, 4, 8 and then every ESTIMATE_EVERY runs, as the distribution changes slowly.
         """
-        self._seen += np.bincount(self.trainer.states, minlength=len(self._seen))
+        self._state_counts += np.bincount(self.trainer.states, minlength=len(self._state_counts))
         self._runs += 1
         if self._runs & (self._runs - 1) and self._runs % ESTIMATE_EVERY:
             return
         rows, algorithm, game = self.candidates, self.agent.algorithm, self.trainer.game
-        chance = self._seen[rows] / self._seen.sum()
+        state_frequency = self._state_counts[rows] / self._state_counts.sum()
         legal = game.legal_table[rows]
         best = np.where(legal, self.agent.table[rows], -np.inf).argmax(axis=1)
         share = legal * (algorithm.epsilon / np.maximum(1, legal.sum(axis=1)))[:, None]
         share[np.arange(len(rows)), best] += 1.0 - algorithm.epsilon
-        self.kept[rows] = remaining_weight(chance[:, None] * share * (num_steps * self.agent.pull))
+        self.kept[rows] = remaining_weight(state_frequency[:, None] * share * (num_steps * self.agent.pull))
 
     def close(self) -> None:
         """Do nothing: compiled games hold no resources."""
@@ -211,19 +212,23 @@ class EpisodeTabularRollout(_TabularRolloutBase):
         self._begun = False
 
     def run(
-        self, num_steps: int, pulse: StepCallback = lambda: False, most_episodes: int | None = None
+        self, num_steps: int, on_step: StepCallback = lambda: False, max_episodes: int | None = None
     ) -> RolloutResult:
-        algorithm, self._env.pulse = self.agent.algorithm, pulse
+        algorithm, self._env.on_step = self.agent.algorithm, on_step
         if not self._begun:
             self._env.reset(seed=self._seed)  # later resets continue this random stream
             self._begun = True
         finished: list[tuple[float, int]] = []
         start = algorithm.step_count
-        most = math.inf if most_episodes is None else most_episodes
-        while (taken := algorithm.step_count - start) < num_steps and len(finished) < most and not (taken and pulse()):
+        max_finished = math.inf if max_episodes is None else max_episodes
+        while (
+            (taken := algorithm.step_count - start) < num_steps
+            and len(finished) < max_finished
+            and not (taken and on_step())
+        ):
             total = algorithm.train_episode(self._env)
             finished.append((total, algorithm.step_count - start - taken))
-        self._record_visits(*self._env.take())
+        self._record_visits(*self._env.take_visits())
         self._own_episodes += len(finished)
         return RolloutResult(algorithm.step_count - start, len(finished), finished)
 
@@ -244,7 +249,7 @@ class _RecordingEnv:
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.pulse: StepCallback = lambda: False
+        self.on_step: StepCallback = lambda: False
         self._state: Any = 0
         self._states: list[Any] = []
         self._actions: list[Any] = []
@@ -257,12 +262,12 @@ class _RecordingEnv:
     def step(self, action: Any) -> Any:
         self._states.append(self._state)
         self._actions.append(action)
-        self.pulse()
+        self.on_step()
         result = self.env.step(action)
         self._state = result[0]
         return result
 
-    def take(self) -> tuple[np.ndarray, np.ndarray]:
+    def take_visits(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the states and actions since the last call."""
         taken = np.array(self._states, np.int64), np.array(self._actions, np.int64)
         self._states.clear()
@@ -275,21 +280,25 @@ class _RecordingEnv:
         return getattr(self.env, name)
 
 
-def remaining_weight(pulls: np.ndarray) -> np.ndarray:
-    """Return the remaining weight of a value after updates whose learning rates sum to `pulls`: a fast exp(−pulls)."""
-    left: np.ndarray = 1.0 / (1.0 + pulls + 0.5 * pulls * pulls)
-    return left
+def remaining_weight(total_rate: np.ndarray) -> np.ndarray:
+    """Return the remaining weight of a value after updates whose learning rates sum to `total_rate`: a fast exp(−total_rate)."""
+    weight: np.ndarray = 1.0 / (1.0 + total_rate + 0.5 * total_rate * total_rate)
+    return weight
 
 
 def make_game_trainer(
     agent: TabularAgent, env: str, config: EnvConfig, num_games: int, seed: int
 ) -> GameTrainer | None:
     """Return the compiled trainer of a game, or None if there is none or the configuration alters the game."""
-    plain = config.vector != "loop" and not config.time_limit and not config.reward_clip and config.reward_scale == 1.0
-    if not plain or type(agent.algorithm) is not OptimalQLearning:
+    is_unmodified = (
+        config.vector != "loop" and not config.time_limit and not config.reward_clip and config.reward_scale == 1.0
+    )
+    if not is_unmodified or type(agent.algorithm) is not OptimalQLearning:
         return None
     game = compiled_game(env, config)
     if game is None:
         return None
-    opponent, opening = game.opponent, config.kwargs.get("opening_moves")
-    return GameTrainer(agent.algorithm, game.rules, opponent, num_games=num_games, opening_moves=opening, seed=seed)
+    opponent, opening_moves = game.opponent, config.kwargs.get("opening_moves")
+    return GameTrainer(
+        agent.algorithm, game.rules, opponent, num_games=num_games, opening_moves=opening_moves, seed=seed
+    )

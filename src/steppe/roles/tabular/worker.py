@@ -32,7 +32,7 @@ class TabularWorker:
         self.env_steps = self.merges = 0
         self.phases = PhaseTimer("work", "merge", "blocked", "other")
         self._begun = False
-        self._left = 0  # claimed steps that were not taken yet
+        self._steps_left = 0  # claimed steps that were not taken yet
         self._episodes_left = 0  # claimed episodes, those in progress included
         self._finished: list[tuple[float, int]] = []
         self._episodes = 0
@@ -54,19 +54,19 @@ class TabularWorker:
         table = self._table
         self.phases.switch("work")
         started_s = self.context.clock()
-        self.rollout.follow(table.totals(), self.limit)
-        most = self._episodes_left if self.claims_episodes else None
-        taken = self.rollout.run(min(self._left, self.chunk_steps), self._heartbeat, most)
+        self.rollout.update_schedules(table.totals(), self.limit)
+        max_episodes = self._episodes_left if self.claims_episodes else None
+        result = self.rollout.run(min(self._steps_left, self.chunk_steps), self._heartbeat, max_episodes)
         self.phases.switch("merge")
-        change = TableDelta(self.rollout.candidates, self.rollout.kept, taken.steps, taken.episodes)
+        change = TableDelta(self.rollout.candidates, self.rollout.kept, result.steps, result.episodes)
         table.merge(self.index, change, self.context.clock())
         self.phases.switch("other")
-        self._left -= taken.steps
-        self._episodes_left -= taken.episodes
-        self.env_steps += taken.steps
+        self._steps_left -= result.steps
+        self._episodes_left -= result.episodes
+        self.env_steps += result.steps
         self.merges += 1
-        self._episodes += taken.episodes
-        self._finished = (self._finished + taken.finished)[-MAX_LISTED_EPISODES:]
+        self._episodes += result.episodes
+        self._finished = (self._finished + result.finished)[-MAX_LISTED_EPISODES:]
         self.context.span("work", started_s, merge=self.merges)
         if self.context.clock() - self._reported_s >= REPORT_EVERY_S:
             self._report("running")
@@ -94,26 +94,26 @@ class TabularWorker:
         if lost is None:
             return False
         if lost:
-            words = f"{self.name} was started again; the {lost:,} steps that it had not merged are taken anew"
-            self.context.event("warning", message=words, lost_steps=lost)
+            message = f"{self.name} was started again; the {lost:,} steps that it had not merged are taken again"
+            self.context.event("warning", message=message, lost_steps=lost)
         self._begun = True
         return True
 
     def _claim_steps(self) -> bool:
-        if self._left <= 0:
-            wanted = self.chunk_steps * self.claim_chunks
-            self._left = self._table.claim(self.index, wanted, self.context.clock()) or 0
-        return self._left > 0
+        if self._steps_left <= 0:
+            requested = self.chunk_steps * self.claim_chunks
+            self._steps_left = self._table.claim(self.index, requested, self.context.clock()) or 0
+        return self._steps_left > 0
 
     def _claim_episodes(self) -> bool:
         """Claim more episodes if there are fewer than environments; return whether there is one to play."""
         if not self.claims_episodes:
             return True
         if self._episodes_left < self.rollout.num_envs:
-            given = self._table.claim_episodes(self.index, self.chunk_steps * self.claim_chunks)
-            if given is None:
+            granted = self._table.claim_episodes(self.index, self.chunk_steps * self.claim_chunks)
+            if granted is None:
                 return False
-            self._episodes_left += given
+            self._episodes_left += granted
         return self._episodes_left > 0
 
     def _report(self, state: str) -> None:

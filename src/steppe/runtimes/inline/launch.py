@@ -30,21 +30,21 @@ class InlineHandle:
     """The roles of a run in this process. The run's clock excludes the manager's time."""
 
     def __init__(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None = None) -> None:
-        self._asked = dict.fromkeys(("actor", "worker", "learner", "manager"), RUN)
+        self._requested = dict.fromkeys(("actor", "worker", "learner", "manager"), RUN)
         self._clock = RunClock()
         self._roles: dict[str, list[Role]] = {}
         self._torch = plan.config.flow.threads, plan.config.agent
         with temporary_torch_settings(*self._torch):
             self._build(plan, directory, parts)
-        self._sampler = self._watch(directory) if plan.config.flow.profile else None
+        self._sampler = self._profile_roles(directory) if plan.config.flow.profile else None
         self._training_scheduler = RoleScheduler(
             [role for kind in ("actor", "worker", "learner") for role in self._roles.get(kind, ())]
         )
         self._manager_scheduler = RoleScheduler(self._roles.get("manager", []))
 
     def _build(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents | None) -> None:
-        link = channel_spec(plan, parts.agent if parts is not None else None)
-        self.channel = LocalChannel(link, plan.num_writers, plan.slots_per_actor)
+        spec = channel_spec(plan, parts.agent if parts is not None else None)
+        self.channel = LocalChannel(spec, plan.num_writers, plan.slots_per_actor)
         self.weights = LocalWeights()
         prime_channel(self.channel, plan, directory)
         table: SharedTable | None = None
@@ -52,24 +52,24 @@ class InlineHandle:
             from steppe.transport.tables.shared import LocalTable  # compiled modules that only these runs need
 
             table = LocalTable()
-        for spec in plan.roles:
+        for role_spec in plan.roles:
             context = Context(
                 directory.id,
-                spec.name,
+                role_spec.name,
                 self.channel,
                 self.weights,
                 directory.board,
-                lambda kind=spec.kind: self._asked[kind],  # type: ignore[misc]
+                lambda kind=role_spec.kind: self._requested[kind],  # type: ignore[misc]
                 self._clock,
                 plan.config.flow.trace_spans,
                 table=table,
                 commands=lambda after: directory.board.read(COMMANDS, after),
             )
-            self._roles.setdefault(spec.kind, []).append(build_role(plan, spec, directory, context, parts))
+            self._roles.setdefault(role_spec.kind, []).append(build_role(plan, role_spec, directory, context, parts))
 
-    def _watch(self, directory: RunDirectory) -> Sampler:
+    def _profile_roles(self, directory: RunDirectory) -> Sampler:
         sampler = Sampler(directory.profile)
-        self._roles = {kind: [sampler.watch(role) for role in roles] for kind, roles in self._roles.items()}
+        self._roles = {kind: [sampler.wrap(role) for role in roles] for kind, roles in self._roles.items()}
         return sampler
 
     def advance(self, timeout_s: float) -> None:
@@ -77,16 +77,16 @@ class InlineHandle:
         before = self._num_live()
         with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
             while time.monotonic() < until and self._num_live() == before:
-                busy = self._training_scheduler.once()
+                busy = self._training_scheduler.step()
                 started = time.monotonic()
-                busy = self._manager_scheduler.once() or busy
+                busy = self._manager_scheduler.step() or busy
                 self._clock.exclude(time.monotonic() - started)
                 if not busy:
                     sleep_briefly()
 
     def wait_for_segment(self, timeout_s: float) -> None:
         with temporary_torch_settings(*self._torch):
-            self._training_scheduler.once()
+            self._training_scheduler.step()
 
     def ended(self, kind: str) -> bool:
         return all(role.done for role in self._roles.get(kind, ()))
@@ -95,10 +95,10 @@ class InlineHandle:
         return self._training_scheduler.faults + self._manager_scheduler.faults
 
     def ask(self, kind: str, what: int) -> None:
-        self._asked[kind] = what
+        self._requested[kind] = what
 
     def close(self, timeout_s: float) -> None:
-        for kind in self._asked:
+        for kind in self._requested:
             self.ask(kind, STOP)
         with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
             self._training_scheduler.close()
@@ -107,4 +107,4 @@ class InlineHandle:
             self._sampler.write()
 
     def _num_live(self) -> int:
-        return len(self._training_scheduler.live) + len(self._manager_scheduler.live)
+        return len(self._training_scheduler.roles) + len(self._manager_scheduler.roles)

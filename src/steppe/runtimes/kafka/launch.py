@@ -78,14 +78,14 @@ def launch(plan: Plan, directory: RunDirectory) -> KafkaHandle:
 class KafkaHandle(ProcessHandle):
     """The processes of a run, and the mirror of their Kafka messages in the run's store."""
 
-    _work = staticmethod(worker.run_kafka_worker)
+    _worker_main = staticmethod(worker.run_kafka_worker)
 
     def _open(self, plan: Plan) -> None:
-        self._places = plan.places()
-        self._control = ShmControl(self._room / "control", create=True, num_places=len(self._places))
+        self._worker_slots = plan.worker_slots()
+        self._control = ShmControl(self._shared_dir / "control", create=True, num_worker_slots=len(self._worker_slots))
         self._connection = KafkaConnection(plan.config.kafka, wire_name(self._directory))
-        for words in ensure_topics(self._connection):
-            self._note("warning", "kafka", {"message": words})
+        for warning in ensure_topics(self._connection):
+            self._post_process_event("warning", "kafka", {"message": warning})
         earlier = find_manifest(plan.config.kafka, self._connection.run)
         self._manifest = earlier.updated(plan, self._directory) if earlier else RunManifest.of(plan, self._directory)
         self._mirror = StoreMirror(self._connection, self._directory, self._manifest)
@@ -93,10 +93,10 @@ class KafkaHandle(ProcessHandle):
         self._manifest.post(self._mirror.board)
         connection = self._manifest.connection(plan.config.kafka)
         prime_channel(Primer(connection, count_partitions(connection)), plan, self._directory)
-        self._caught: set[str] = set()
+        self._caught_up: set[str] = set()
         start_fork_server(torch=not plan.config.agent.in_table)
 
-    def _words(self) -> bytes:
+    def _encoded_plan(self) -> bytes:
         return msgspec.json.encode(self._manifest)
 
     def advance(self, timeout_s: float) -> None:
@@ -107,9 +107,9 @@ class KafkaHandle(ProcessHandle):
         """Whether all roles of this kind have ended and their messages are copied; False while no broker responds."""
         if not super().ended(kind):
             return False
-        if kind not in self._caught and self._mirror.catch_up():
-            self._caught.add(kind)
-        return kind in self._caught
+        if kind not in self._caught_up and self._mirror.catch_up():
+            self._caught_up.add(kind)
+        return kind in self._caught_up
 
     def scale(self, num_actors: int) -> None:
         """Scale the actors. Adding actors while no broker responds raises Unreachable, and changes nothing."""
@@ -118,14 +118,14 @@ class KafkaHandle(ProcessHandle):
                 self._connection.fetch_metadata(SCALE_S)
             except Unreachable:
                 address = self._connection.config.address
-                raise Unreachable(f"no Kafka broker answers at {address}: ask again when one does") from None
+                raise Unreachable(f"no Kafka broker answers at {address}: try again when one does") from None
         super().scale(num_actors)
 
-    def _is_transient(self, place: str, fault: Fault) -> bool:
+    def _is_transient(self, worker_slot: str, fault: Fault) -> bool:
         """Whether the process could not reach a broker. Such restarts do not count against flow.max_restarts."""
-        passing = fault.reason == Unreachable.reason
-        self._excused_restarts[place] += passing
-        return passing
+        transient = fault.reason == Unreachable.reason
+        self._excused_restarts[worker_slot] += transient
+        return transient
 
     def ask(self, kind: str, what: int) -> None:
         if kind == "manager" and what == FINISH:  # the manager must have all reports before it receives FINISH
@@ -136,28 +136,30 @@ class KafkaHandle(ProcessHandle):
 class StoreMirror:
     """Copies the roles' Kafka messages into the run's store, and the supervisor's events from the store to Kafka."""
 
-    def __init__(self, connection: KafkaConnection, directory: RunDirectory, charter: RunManifest) -> None:
+    def __init__(self, connection: KafkaConnection, directory: RunDirectory, manifest: RunManifest) -> None:
         self.board = KafkaBoard(connection, SUPERVISOR)
         self._run, self._directory = connection.run.encode(), directory
         self._partition_reader = PartitionReader(connection)
         self._names = {connection.topic(name): name for name in TOPICS}
         earlier = directory.store.read(EVENTS, limit=1 << 40)
-        self._told = earlier[-1][0] if earlier else 0
+        self._last_event = earlier[-1][0] if earlier else 0
         self._copied: set[int] = set()
-        self._validator = CommandValidator(charter, directory.config().agent, (*CONTROL_COMMANDS, SCALE))
-        self._dead_letters = DeadLetterQueue(connection, SUPERVISOR, lambda details: self._say("warning", details))
-        self._num_actors = charter.order.plan().num_writers
+        self._validator = CommandValidator(manifest, directory.config().agent, (*CONTROL_COMMANDS, SCALE))
+        self._dead_letters = DeadLetterQueue(
+            connection, SUPERVISOR, lambda details: self._post_event("warning", details)
+        )
+        self._num_actors = manifest.launch_spec.plan().num_writers
         with open_consumer(connection) as consumer:
             starts = {topic: get_watermarks(consumer, topic)[1] for topic in self._names}
         for topic, start in starts.items():
-            self._partition_reader.follow(topic, 0, start, self._take)
+            self._partition_reader.follow(topic, 0, start, self._receive)
 
     def progress(self) -> None:
         """Copy new messages in both directions."""
         self._partition_reader.progress()
         self._dead_letters.progress()
-        for number, record in self._directory.store.read(EVENTS, self._told):
-            self._told = number
+        for number, record in self._directory.store.read(EVENTS, self._last_event):
+            self._last_event = number
             if number not in self._copied and record.get("role") != SERVICE:
                 self.board.post(EVENTS, record)
             self._copied.discard(number)
@@ -165,11 +167,11 @@ class StoreMirror:
     def catch_up(self) -> bool:
         """Copy everything that was posted before this call; return whether brokers responded in time."""
         try:
-            whole = self._partition_reader.catch_up()
+            complete = self._partition_reader.catch_up()
         except Unreachable:
-            whole = False
+            complete = False
         self.progress()
-        return whole
+        return complete
 
     def close(self) -> None:
         """Copy the remaining messages if a broker responds, and close."""
@@ -180,7 +182,7 @@ class StoreMirror:
         self.board.close()
         self._partition_reader.close()
 
-    def _take(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         about = decode_headers(message)
         if about.get("run") != self._run or about.get("origin") == SUPERVISOR.encode() or is_published(message):
             return
@@ -205,8 +207,8 @@ class StoreMirror:
         if reason is None:
             self._directory.store.post(COMMANDS, with_live_names(record))
             return
-        self._say("command", command_result(record, reason))
+        self._post_event("command", command_result(record, reason))
 
-    def _say(self, kind: str, details: dict[str, Any]) -> None:
+    def _post_event(self, kind: str, details: dict[str, Any]) -> None:
         event = EventReport(run=self._directory.id, kind=kind, role=SUPERVISOR, details=details)
         self._directory.board.post(EVENTS, event.record())

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from steppe.core.algorithms import AgentConfig
 from steppe.core.config import references
+from steppe.core.config.agent import AgentConfig
 from steppe.core.config.run import KafkaConfig
 from steppe.core.config.tunables import validate_changes
 from steppe.core.contracts.errors import ConfigError, DamagedFile
@@ -42,7 +42,7 @@ from steppe.transport.kafka.client import (
     topic_id,
 )
 
-MANIFEST = "charter"  # the command that describes a run
+MANIFEST = "charter"  # the command that describes a run, as messages call it
 MEMBERSHIP = "plan"  # the command with the members of mode sync's rounds from a given round on
 CONTROL_COMMANDS = ("stop", "finish", "pause", "resume")
 PUBLISHED_ORIGIN = "published"  # origin of commands that the service executes itself: all other readers skip them
@@ -51,14 +51,14 @@ MAX_REMEMBERED_IDS = 4096  # ids of executed commands
 _MAX_REASON_CHARS = 500  # of a command's result
 
 
-class RunManifest(msgspec.Struct, frozen=True):
+class RunManifest(msgspec.Struct, frozen=True, rename={"launch_spec": "order", "start_offsets": "since"}):
     """A run's description for every process that joins it."""
 
     run: str  # its name and key, as in every message
-    order: LaunchSpec
+    launch_spec: LaunchSpec
     topic: str  # id of the topic with its segments
     marks: list[tuple[int, int, list[int]]]  # where the segments begin, by partition
-    since: list[tuple[str, int]]  # start offsets in the single-partition topics
+    start_offsets: list[tuple[str, int]]  # start offsets in the single-partition topics
     time_s: float  # wall clock at order.clock_s
     generation: int = 1  # number of starts and resumes: commands for an earlier generation are stale
 
@@ -67,28 +67,30 @@ class RunManifest(msgspec.Struct, frozen=True):
         """Return the manifest of a new run, whose messages begin at the present ends of the topics."""
         connection = KafkaConnection(plan.config.kafka, wire_name(directory))
         marks = marks_at_end(connection, count_partitions(connection))
-        order = LaunchSpec.of(plan, directory, references.main_script()).stamped()
+        launch_spec = LaunchSpec.of(plan, directory, references.main_script()).stamped()
         rows = [(number, low, done) for number, (low, done) in marks.items()]
         with open_consumer(connection) as consumer:
             since = [(name, get_watermarks(consumer, connection.topic(name))[1]) for name in (PROGRESS, MODEL_UPDATES)]
-        return cls(connection.run, order, topic_id(connection), rows, since, time.time())
+        return cls(connection.run, launch_spec, topic_id(connection), rows, since, time.time())
 
     def connection(self, config: KafkaConfig) -> KafkaConnection:
         """Return a connection for a process that joins the run, with the run's start offsets."""
         topic = config.prefix + EXPERIENCES
         since = [(topic, number, low) for number, low, _ in self.marks]
-        since += [(config.prefix + name, 0, offset) for name, offset in self.since]
+        since += [(config.prefix + name, 0, offset) for name, offset in self.start_offsets]
         return KafkaConnection(config, self.run, tuple(since))
 
     def updated(self, plan: Plan, directory: RunDirectory) -> RunManifest:
         """Return the next generation: steps, addresses and the checkpoint to resume from may have changed."""
-        order = LaunchSpec.of(plan, directory, references.main_script()).stamped()
-        return msgspec.structs.replace(self, order=order, time_s=time.time(), generation=self.generation + 1)
+        launch_spec = LaunchSpec.of(plan, directory, references.main_script()).stamped()
+        return msgspec.structs.replace(
+            self, launch_spec=launch_spec, time_s=time.time(), generation=self.generation + 1
+        )
 
     def launch_spec_now(self) -> LaunchSpec:
         """Return the launch spec with the run's clock advanced to now, by the wall clock; valid on any host."""
         passed_s = max(0.0, time.time() - self.time_s)
-        return msgspec.structs.replace(self.order, clock_s=self.order.clock_s + passed_s)
+        return msgspec.structs.replace(self.launch_spec, clock_s=self.launch_spec.clock_s + passed_s)
 
     def read_positions(
         self, plan: Plan, directory: RunDirectory, connection: KafkaConnection
@@ -98,16 +100,18 @@ class RunManifest(msgspec.Struct, frozen=True):
         topic = topic_id(connection)
         known: dict[str, Any] = {"topic": self.topic, "marks": self.marks}
         if plan.resume is not None:
-            saved = Checkpoints(directory.checkpoints, run=directory.key).at(plan.resume).state.get("channel", known)
+            saved = Checkpoints(directory.checkpoints, run=directory.key).load(plan.resume).state.get("channel", known)
             known = saved if saved["topic"] == topic else known
         if known["topic"] != topic:
             return {number: (0, []) for number in range(count_partitions(connection))}, {}
-        lives = {int(actor): int(life) for actor, life in known.get("lives", ())}
-        return {int(number): (int(low), list(done)) for number, low, done in known["marks"]}, lives
+        epochs = {int(actor): int(epoch) for actor, epoch in known.get("lives", ())}
+        return {int(number): (int(low), list(done)) for number, low, done in known["marks"]}, epochs
 
     def post(self, board: KafkaBoard) -> None:
         """Post the manifest to the topic commands.control."""
-        board.post(COMMANDS, make_command(MANIFEST, "steppe", run=self.order.run, charter=msgspec.to_builtins(self)))
+        board.post(
+            COMMANDS, make_command(MANIFEST, "steppe", run=self.launch_spec.run, charter=msgspec.to_builtins(self))
+        )
 
 
 def wire_name(directory: RunDirectory) -> str:
@@ -126,11 +130,11 @@ def find_manifest(config: KafkaConfig, run: str, since: int = 0) -> RunManifest 
             require_allowed(consumer, connection.topic(COMMANDS))
         return None
 
-    def wanted(message: Message) -> bool:
-        told = decode_headers(message).get("run", b"").decode(errors="replace")
-        return run in (told, told.partition("~")[0]) and _manifest_in(message) is not None
+    def matches(message: Message) -> bool:
+        name = decode_headers(message).get("run", b"").decode(errors="replace")
+        return run in (name, name.partition("~")[0]) and _manifest_in(message) is not None
 
-    found, _ = find_newest(connection, connection.topic(COMMANDS), 0, wanted, since=since)
+    found, _ = find_newest(connection, connection.topic(COMMANDS), 0, matches, since=since)
     return None if found is None else _manifest_in(found)
 
 
@@ -138,19 +142,19 @@ def newest_control_command(connection: KafkaConnection, since: int = 0) -> str |
     """Return the newest of CONTROL_COMMANDS and MANIFEST for a run at or after offset `since`, or None."""
     run = connection.run.encode()
 
-    def word(message: Message) -> str | None:
+    def control_command(message: Message) -> str | None:
         if decode_headers(message).get("run") != run or is_published(message):
             return None
         try:
-            told = str(validate_record(COMMANDS, message.value())["command"])
+            command = str(validate_record(COMMANDS, message.value())["command"])
         except DamagedFile:
             return None
-        return told if told in (MANIFEST, *CONTROL_COMMANDS) else None
+        return command if command in (MANIFEST, *CONTROL_COMMANDS) else None
 
     found, _ = find_newest(
-        connection, connection.topic(COMMANDS), 0, lambda message: word(message) is not None, since=since
+        connection, connection.topic(COMMANDS), 0, lambda message: control_command(message) is not None, since=since
     )
-    return None if found is None else word(found)
+    return None if found is None else control_command(found)
 
 
 def is_published(message: Message) -> bool:
@@ -173,19 +177,25 @@ def _manifest_in(message: Message) -> RunManifest | None:
 def parse_manifest(record: Mapping[str, Any], run: str) -> RunManifest:
     """Return the manifest in a command. Raises DamagedFile if it is invalid or belongs to another run."""
     try:
-        charter = msgspec.convert(record.get("charter"), RunManifest)
+        manifest = msgspec.convert(record.get("charter"), RunManifest)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
-        raise DamagedFile(f"its charter is not valid: {error}"[:300]) from None
-    if charter.run != run:
-        raise DamagedFile("its charter is that of another run")
-    return charter
+        raise DamagedFile(f"its manifest is not valid: {error}"[:300]) from None
+    if manifest.run != run:
+        raise DamagedFile("its manifest is that of another run")
+    return manifest
 
 
-def make_command(word: str, issuer: str, **more: Any) -> dict[str, Any]:
+def make_command(name: str, issuer: str, **more: Any) -> dict[str, Any]:
     """Return a command as a record for a Board."""
     now = time.time()
-    about = {"command": word, "id": uuid.uuid4().hex, "issuer": issuer, "time_s": now, "expires_s": now + COMMAND_TTL_S}
-    return {**about, **more}
+    fields = {
+        "command": name,
+        "id": uuid.uuid4().hex,
+        "issuer": issuer,
+        "time_s": now,
+        "expires_s": now + COMMAND_TTL_S,
+    }
+    return {**fields, **more}
 
 
 def stale_reason(record: Mapping[str, Any], run: str, generation: int, now_s: float) -> str | None:
@@ -203,19 +213,19 @@ def stale_reason(record: Mapping[str, Any], run: str, generation: int, now_s: fl
 class CommandValidator:
     """Validates commands: each is executed once, before it expires, for this generation, with valid values."""
 
-    def __init__(self, charter: RunManifest, agent: AgentConfig, words: tuple[str, ...] = CONTROL_COMMANDS) -> None:
-        self._agent, self._words = agent, words
-        self._run, self.generation = charter.order.run, charter.generation
-        self._known: OrderedDict[str, None] = OrderedDict()
+    def __init__(self, manifest: RunManifest, agent: AgentConfig, commands: tuple[str, ...] = CONTROL_COMMANDS) -> None:
+        self._agent, self._commands = agent, commands
+        self._run, self.generation = manifest.launch_spec.run, manifest.generation
+        self._executed_ids: OrderedDict[str, None] = OrderedDict()
 
     def refusal(self, record: Mapping[str, Any], now_s: float) -> str | None:
         """Return why a command must not be executed, or None if it may be. Its id is remembered either way."""
-        number = str(record.get("id"))
-        if number in self._known:
-            return "it was carried out before"
-        self._known[number] = None
-        while len(self._known) > MAX_REMEMBERED_IDS:
-            self._known.popitem(last=False)
+        command_id = str(record.get("id"))
+        if command_id in self._executed_ids:
+            return "it was executed before"
+        self._executed_ids[command_id] = None
+        while len(self._executed_ids) > MAX_REMEMBERED_IDS:
+            self._executed_ids.popitem(last=False)
         reason = stale_reason(record, self._run, self.generation, now_s)
         if reason is not None:
             return reason
@@ -223,9 +233,9 @@ class CommandValidator:
             return "the run is under way already"
         if record.get("command") == SET:
             return self._check_values(record.get("values"))
-        if record.get("command") == SCALE and SCALE not in self._words:
-            return "nobody supervises this run: start and stop actors where they run"
-        return None if record.get("command") in self._words else "nobody knows this command"
+        if record.get("command") == SCALE and SCALE not in self._commands:
+            return "this run has no supervisor: start and stop actors where they run"
+        return None if record.get("command") in self._commands else "this command is unknown"
 
     def _check_values(self, values: object) -> str | None:
         if not isinstance(values, dict) or not values:
@@ -242,8 +252,8 @@ class CommandValidator:
 
 def command_result(record: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
     """Return a command's outcome for the event log: executed, or why not."""
-    about = {name: record.get(name) for name in ("id", "command", "issuer")}
-    return {**about, "obeyed": reason is None, "message": reason and reason[:_MAX_REASON_CHARS]}
+    fields = {name: record.get(name) for name in ("id", "command", "issuer")}
+    return {**fields, "obeyed": reason is None, "message": reason and reason[:_MAX_REASON_CHARS]}
 
 
 def with_live_names(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,27 +265,27 @@ def with_live_names(record: Mapping[str, Any]) -> dict[str, Any]:
 class CommandReceiver:
     """Receives commands for the roles of an unsupervised process.
 
-    `tell` is called with each command's result, and `refuse` with invalid records.
+    `on_result` is called with each command's result, and `on_refused` with invalid records.
     """
 
     def __init__(
         self,
-        charter: RunManifest,
+        manifest: RunManifest,
         agent: AgentConfig,
-        tell: Callable[[dict[str, Any]], object],
-        refuse: OnRefused = lambda message, reason: None,
+        on_result: Callable[[dict[str, Any]], object],
+        on_refused: OnRefused = lambda message, reason: None,
     ) -> None:
-        self._run, self._tell, self._validator = charter.run, tell, CommandValidator(charter, agent)
-        self._refuse = refuse
-        self.asked = dict.fromkeys(ROLE_KINDS, RUN)
+        self._run, self._on_result, self._validator = manifest.run, on_result, CommandValidator(manifest, agent)
+        self._on_refused = on_refused
+        self.requested = dict.fromkeys(ROLE_KINDS, RUN)
         self.first_live_offset = 0  # offset of the first command after this process's start
         self._settings: list[tuple[int, dict[str, Any]]] = []
 
-    def since(self, number: int) -> list[tuple[int, dict[str, Any]]]:
+    def settings_after(self, number: int) -> list[tuple[int, dict[str, Any]]]:
         """Return hyperparameter commands above `number`, for the learner, which reports their results itself."""
         return [one for one in self._settings if one[0] > number]
 
-    def take(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Execute a valid command for this run. Results of commands older than this process are not reported again."""
         if decode_headers(message).get("run") != self._run.encode() or is_published(message):
             return
@@ -284,10 +294,10 @@ class CommandReceiver:
             record = validate_record(COMMANDS, message.value())
             if record["command"] == MANIFEST:
                 self._validator.generation = parse_manifest(record, self._run).generation
-                self.asked |= dict.fromkeys(ROLE_KINDS, RUN)
+                self.requested |= dict.fromkeys(ROLE_KINDS, RUN)
         except DamagedFile as error:
             if not old:
-                self._refuse(message, str(error))
+                self._on_refused(message, str(error))
             return
         if record["command"] in (MANIFEST, MEMBERSHIP):
             return
@@ -295,15 +305,15 @@ class CommandReceiver:
         if reason is None:
             self._execute(record, message.offset() + 1)
         if not old and (reason is not None or record["command"] != SET):
-            self._tell(command_result(record, reason))
+            self._on_result(command_result(record, reason))
 
     def _execute(self, record: dict[str, Any], number: int) -> None:
-        word = record["command"]
-        if word == SET:
+        control_command = record["command"]
+        if control_command == SET:
             self._settings.append((number, with_live_names(record)))
-        elif word == "finish":
-            self.asked |= {"actor": STOP, "worker": STOP, "learner": STOP, "manager": FINISH}
-        elif word == "pause":
-            self.asked |= dict.fromkeys(("actor", "learner"), PAUSE)
+        elif control_command == "finish":
+            self.requested |= {"actor": STOP, "worker": STOP, "learner": STOP, "manager": FINISH}
+        elif control_command == "pause":
+            self.requested |= dict.fromkeys(("actor", "learner"), PAUSE)
         else:
-            self.asked |= dict.fromkeys(ROLE_KINDS, STOP if word == "stop" else RUN)
+            self.requested |= dict.fromkeys(ROLE_KINDS, STOP if control_command == "stop" else RUN)

@@ -40,54 +40,56 @@ class RoundMembership:
         self._missing: list[int] = []
         self._since_s: float | None = None  # since when they are missing; None: warned
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Process joins and missing members, and announce changes; called when the worker slot is idle."""
         if self._learner is None or not isinstance(self._channel, KafkaReader):
             return
-        learner, channel, intake = self._learner, self._channel, self._learner.batch_policy
+        learner, channel, batch_policy = self._learner, self._channel, self._learner.batch_policy
         joined = []
         while channel.joined:
             actor, replaced = channel.joined.popleft()
             joined.append(actor)
             learner.context.event("member", actor=actor, replaced=replaced, version=learner.version)
-        if isinstance(intake, RoundBatchPolicy):
+        if isinstance(batch_policy, RoundBatchPolicy):
             for actor in joined:
-                if actor not in intake.members:
-                    intake.join(actor)
+                if actor not in batch_policy.members:
+                    batch_policy.join(actor)
             if learner.context.requested() != PAUSE:
-                self._watch(learner, intake)
-            self._tell(learner, intake, channel)
+                self._check_missing(learner, batch_policy)
+            self._announce(learner, batch_policy, channel)
 
-    def _watch(self, learner: Learner, intake: RoundBatchPolicy) -> None:
-        missing = intake.missing()
+    def _check_missing(self, learner: Learner, batch_policy: RoundBatchPolicy) -> None:
+        missing = batch_policy.missing()
         if missing != self._missing:
             self._missing, self._since_s = missing, self._clock()
-            self._liveness.begin()
+            self._liveness.reset()
         if not missing:
             return
         if self._since_s is not None and self._clock() - self._since_s > WARN_MISSING_S:
             self._since_s = None
             words = f"the round after version {learner.version} has waited {WARN_MISSING_S:g} s for {_join_actor_names(missing)}"
-            learner.context.event("warning", message=f"{words}: whoever takes that place is in it")
-        if self._replan_s and set(missing) != intake.members:  # some segments have arrived, so the brokers respond
+            learner.context.event("warning", message=f"{words}: an actor that takes its worker slot joins the round")
+        if (
+            self._replan_s and set(missing) != batch_policy.members
+        ):  # some segments have arrived, so the brokers respond
             for actor in self._liveness.silent(missing, self._replan_s):
-                intake.part(actor)
+                batch_policy.leave(actor)
 
-    def _tell(self, learner: Learner, intake: RoundBatchPolicy, channel: KafkaReader) -> None:
+    def _announce(self, learner: Learner, batch_policy: RoundBatchPolicy, channel: KafkaReader) -> None:
         """Announce changed members, and send returning actors their round offset."""
-        for actor, shift in intake.tracker.round_offsets.items():
-            channel.place(actor, shift)
-        members, before = set(intake.members), self._planned
+        for actor, offset in batch_policy.tracker.round_offsets.items():
+            channel.set_round_offset(actor, offset)
+        members, before = set(batch_policy.members), self._planned
         if members == before:
             return
         self._planned = members
-        plan: dict[str, Any] = {"round": intake.round, "members": sorted(members)}
+        plan: dict[str, Any] = {"round": batch_policy.round, "members": sorted(members)}
         self._board.post(COMMANDS, make_command(MEMBERSHIP, "learner", run=learner.context.run, expires_s=None, **plan))
         if before is None:
             return
         gone, back = sorted(before - members), sorted(members - before)
         words = (
-            [f"goes on without {_join_actor_names(gone)}, which showed no life for {self._replan_s:g} s"]
+            [f"continues without {_join_actor_names(gone)}, which has not reported for {self._replan_s:g} s"]
             if gone
             else []
         )
@@ -101,34 +103,34 @@ class LivenessMonitor:
 
     def __init__(self, board: KafkaBoard, clock: Callable[[], float]) -> None:
         self._board, self._clock = board, clock
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Restart the tracking: every actor counts as alive now."""
-        self._began_s = self._looked_s = self._clock()
-        self._read: int | None = None  # records up to this number were read
-        self._seen_s: dict[int, float] = {}
+        self._began_s = self._polled_s = self._clock()
+        self._read_up_to: int | None = None  # records up to this number were read
+        self._last_report_s: dict[int, float] = {}
 
     def silent(self, actors: Sequence[int], for_s: float) -> list[int]:
         """Return those actors that have not reported for `for_s` seconds; none if no broker responds."""
         now_s = self._clock()
-        if now_s - self._looked_s >= POLL_INTERVAL_S:
-            self._looked_s = now_s
+        if now_s - self._polled_s >= POLL_INTERVAL_S:
+            self._polled_s = now_s
             try:
-                self._listen(now_s)
+                self._read_reports(now_s)
             except Unreachable:  # no actor can be observed
-                self.begin()
+                self.reset()
                 return []
-        return [actor for actor in actors if now_s - self._seen_s.get(actor, self._began_s) > for_s]
+        return [actor for actor in actors if now_s - self._last_report_s.get(actor, self._began_s) > for_s]
 
-    def _listen(self, now_s: float) -> None:
-        if self._read is None:  # skip earlier reports
-            self._read, self._began_s = self._board.end(ACTORS), now_s
+    def _read_reports(self, now_s: float) -> None:
+        if self._read_up_to is None:  # skip earlier reports
+            self._read_up_to, self._began_s = self._board.end(ACTORS), now_s
             return
-        for number, told in self._board.read(ACTORS, self._read):
-            self._read = number
-            if told.get("state") != "stopped":
-                self._seen_s[int(told["actor"])] = now_s
+        for number, report in self._board.read(ACTORS, self._read_up_to):
+            self._read_up_to = number
+            if report.get("state") != "stopped":
+                self._last_report_s[int(report["actor"])] = now_s
 
 
 def _join_actor_names(actors: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """One role of a run over Kafka in an unsupervised process, such as a container; roles may be started in any order.
 
-It waits for the run's manifest, follows the manifest and the commands after it, and ends with the run.
+It waits for the run's manifest, obeys the manifest and the commands after it, and ends with the run.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class StopSignals:
         self.stopped = False
         self.exit_immediately = True
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._heard)
+            signal.signal(number, self._on_signal)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True
@@ -78,26 +78,26 @@ def run_standalone_role(
     run: str,
     index: int | None = None,
     resolved: ResolvedConfig | None = None,
-    showing: RoleEndpoint | None = None,
+    endpoint: RoleEndpoint | None = None,
 ) -> None:
     """Run one role until the run ends or this process is asked to stop; raises the role's failure.
 
     `resolved` configures the run, for a learner that may have to create it. An actor without `index` takes the first
     free index.
     """
-    signals, showing = StopSignals(), showing or RoleEndpoint(run, kind)
-    showing.tell("begins")
-    charter = _find_manifest_with_retry(config, run, signals)
-    if charter is None and kind == "learner" and resolved is not None:
-        charter = _create_run(config, run, resolved)
-    elif charter is not None and resolved is not None:
-        changed = _changed_hyperparameters(charter, resolved)
-        charter = _publish_hyperparameters(charter, config, changed) if changed and kind == "learner" else charter
-    while charter is None:
+    signals, endpoint = StopSignals(), endpoint or RoleEndpoint(run, kind)
+    endpoint.log_event("begins")
+    manifest = _find_manifest_with_retry(config, run, signals)
+    if manifest is None and kind == "learner" and resolved is not None:
+        manifest = _create_run(config, run, resolved)
+    elif manifest is not None and resolved is not None:
+        changed = _changed_hyperparameters(manifest, resolved)
+        manifest = _publish_hyperparameters(manifest, config, changed) if changed and kind == "learner" else manifest
+    while manifest is None:
         time.sleep(POLL_INTERVAL_S)
-        charter = _find_manifest_with_retry(config, run, signals)
-    _StandaloneRole(kind, config, charter, signals, showing).live(index)
-    showing.tell("ends", asked=signals.stopped)
+        manifest = _find_manifest_with_retry(config, run, signals)
+    _StandaloneRole(kind, config, manifest, signals, endpoint).run(index)
+    endpoint.log_event("ends", asked=signals.stopped)
 
 
 def _find_manifest_with_retry(config: KafkaConfig, run: str, signals: StopSignals) -> RunManifest | None:
@@ -115,17 +115,17 @@ def _find_manifest_with_retry(config: KafkaConfig, run: str, signals: StopSignal
 
 class _StandaloneRole:
     def __init__(
-        self, kind: str, config: KafkaConfig, charter: RunManifest, signals: StopSignals, showing: RoleEndpoint
+        self, kind: str, config: KafkaConfig, manifest: RunManifest, signals: StopSignals, endpoint: RoleEndpoint
     ) -> None:
-        self._kind, self._manifest, self._signals, self._endpoint = kind, charter, signals, showing
-        references.set_main_script(charter.order.script)
-        plan = charter.order.plan()
+        self._kind, self._manifest, self._signals, self._endpoint = kind, manifest, signals, endpoint
+        references.set_main_script(manifest.launch_spec.script)
+        plan = manifest.launch_spec.plan()
         own = plan.config.kafka.model_copy(update={name: getattr(config, name) for name in LOCAL_KAFKA_KEYS})
         self._plan = replace(plan, config=plan.config.model_copy(update={"kafka": own}))
-        self._connection = charter.connection(own)
-        self._lost: dict[int, float] = {}  # actor indices that another process took over, and when
+        self._connection = manifest.connection(own)
+        self._taken_over: dict[int, float] = {}  # actor indices that another process took over, and when
 
-    def live(self, index: int | None) -> None:
+    def run(self, index: int | None) -> None:
         directory = _open_run_directory(self._manifest, self._plan, self._kind)
         if self._kind == "learner":
             directory.acquire()
@@ -134,47 +134,47 @@ class _StandaloneRole:
         configure_torch(self._plan.config)
         self._signals.exit_immediately = False
         try:
-            while not self._once(directory, index):
+            while not self._run_once(directory, index):
                 pass
         finally:
             directory.release()
             directory.store.close()
 
-    def _once(self, directory: RunDirectory, index: int | None) -> bool:
+    def _run_once(self, directory: RunDirectory, index: int | None) -> bool:
         """Run the role once; return False if another process took over its index and another index can be tried."""
-        actor = self._free() if self._kind == "actor" and index is None else index
+        actor = self._find_free_index() if self._kind == "actor" and index is None else index
         if self._signals.stopped:
             return True
-        place = f"actor-{actor}" if self._kind == "actor" else self._kind
-        turns = RoleScheduler([])
-        stay = KafkaWorkerSlot(
+        worker_slot = f"actor-{actor}" if self._kind == "actor" else self._kind
+        scheduler = RoleScheduler([])
+        slot = KafkaWorkerSlot(
             self._manifest,
             self._plan,
-            place,
+            worker_slot,
             0,
             directory,
             self._endpoint.heartbeat,
             stopped=lambda: self._signals.stopped,
-            over=self._endpoint.over,
+            wrap_board=self._endpoint.observe,
         )
         try:
-            commands = stay.live(turns)
+            commands = slot.run(scheduler)
         except Overtaken as error:
-            turns.faults.append(Fault.of(place, error))
-        if turns.faults and turns.faults[0].reason == Overtaken.reason:
+            scheduler.faults.append(Fault.of(worker_slot, error))
+        if scheduler.faults and scheduler.faults[0].reason == Overtaken.reason:
             if self._kind == "actor" and index is None and actor is not None:
-                self._lost[actor] = time.monotonic()
+                self._taken_over[actor] = time.monotonic()
                 return False
-            raise Overtaken(turns.faults[0].message)
-        if turns.faults:
-            self._tell(directory, turns.faults)
-            raise RunFailed(turns.faults[0].message)
-        if self._kind == "learner" and not self._signals.stopped and commands.asked["learner"] != STOP:
+            raise Overtaken(scheduler.faults[0].message)
+        if scheduler.faults:
+            self._report_faults(directory, scheduler.faults)
+            raise RunFailed(scheduler.faults[0].message)
+        if self._kind == "learner" and not self._signals.stopped and commands.requested["learner"] != STOP:
             self._post(COMMANDS, make_command("finish", "learner", run=directory.id, expires_s=None))
             _write_termination_message("complete")
         return True
 
-    def _free(self) -> int:
+    def _find_free_index(self) -> int:
         """Return the first actor index without recent reports. Waits until a killed actor no longer counts as alive.
 
         Raises Conflict if all indices stay taken.
@@ -182,14 +182,14 @@ class _StandaloneRole:
         until = time.monotonic() + 2 * LIVENESS_TIMEOUT_S
         while True:
             taken = self._live_actors() | {
-                actor for actor, at_s in self._lost.items() if time.monotonic() - at_s < LIVENESS_TIMEOUT_S
+                actor for actor, at_s in self._taken_over.items() if time.monotonic() - at_s < LIVENESS_TIMEOUT_S
             }
             free = [actor for actor in range(self._plan.num_writers) if actor not in taken]
             if free or self._signals.stopped:
                 return free[0] if free else 0
             if time.monotonic() > until and not lost_broker_within(self._plan.config.kafka.wait_s):
                 count = self._plan.num_writers
-                raise Conflict(f"{self._connection.name} has {count} actors already: all places are taken")
+                raise Conflict(f"{self._connection.name} has {count} actors already: all worker slots are taken")
             time.sleep(POLL_INTERVAL_S)
 
     def _live_actors(self) -> set[int]:
@@ -201,15 +201,17 @@ class _StandaloneRole:
             return set(range(number))  # no actor can be observed: count all as alive
         finally:
             board.close()
-        states = {told["actor"]: told.get("state") for _, told in recent if now - told["time_s"] < LIVENESS_TIMEOUT_S}
+        states = {
+            report["actor"]: report.get("state") for _, report in recent if now - report["time_s"] < LIVENESS_TIMEOUT_S
+        }
         return {actor for actor, state in states.items() if state != "stopped"}
 
-    def _tell(self, directory: RunDirectory, faults: list[Fault]) -> None:
+    def _report_faults(self, directory: RunDirectory, faults: list[Fault]) -> None:
         for fault in faults:
             details = {"reason": fault.reason, "message": fault.message, "details": fault.details}
             event = EventReport(run=directory.id, kind="fault", role=fault.role, details=details)
             self._post(EVENTS, event.record())
-            self._endpoint.tell("fault", **details)
+            self._endpoint.log_event("fault", **details)
             print(fault.details.get("traceback", ""), file=sys.stderr)
 
     def _post(self, topic: str, record: dict[str, Any]) -> None:
@@ -218,10 +220,10 @@ class _StandaloneRole:
         board.close(self._plan.config.kafka.wait_s)
 
 
-def _write_termination_message(word: str) -> None:
-    """Write `word` to $TERMINATION_LOG, to distinguish a completed run from a stopped one: both exit with 0."""
+def _write_termination_message(text: str) -> None:
+    """Write `text` to $TERMINATION_LOG, to distinguish a completed run from a stopped one: both exit with 0."""
     if path := os.environ.get("TERMINATION_LOG"):
-        Path(path).write_text(word)
+        Path(path).write_text(text)
 
 
 def _create_run(config: KafkaConfig, run: str, resolved: ResolvedConfig) -> RunManifest:
@@ -233,56 +235,58 @@ def _create_run(config: KafkaConfig, run: str, resolved: ResolvedConfig) -> RunM
     ensure_topics(KafkaConnection(config, run))
     directory = RunDirectory.create(plan.config, resolved.sources, {"spec": asdict(plan.spec)})
     directory.release()
-    charter = RunManifest.of(plan, directory)
+    manifest = RunManifest.of(plan, directory)
     board = KafkaBoard(KafkaConnection(config, wire_name(directory)))
-    charter.post(board)
+    manifest.post(board)
     board.close()
-    return charter
+    return manifest
 
 
-def _changed_hyperparameters(charter: RunManifest, resolved: ResolvedConfig) -> dict[str, Any]:
+def _changed_hyperparameters(manifest: RunManifest, resolved: ResolvedConfig) -> dict[str, Any]:
     """Return the changed hyperparameters. Raises ConfigError if any other given setting differs from the run's."""
-    known, fixed = charter.order.config, flatten(resolved.config)
+    known, requested = manifest.launch_spec.config, flatten(resolved.config)
     given = [key for key, source in resolved.sources.items() if source != "default" and not key.startswith("kafka.")]
-    changed = [key for key in given if key not in ("name", "run_dir", "runtime") and known.get(key) != fixed.get(key)]
+    changed = [
+        key for key in given if key not in ("name", "run_dir", "runtime") and known.get(key) != requested.get(key)
+    ]
     fixed_names = {f"agent.{name}" for name in resolved.config.agent.fixed}
     others = [key for key in changed if not key.startswith("agent.") or key in fixed_names]
     if others:
         raise ConfigError(
-            f"the run {charter.order.run} is under way with {others[0]}={known.get(others[0])!r}: leave {others[0]} out, "
+            f"the run {manifest.launch_spec.run} is under way with {others[0]}={known.get(others[0])!r}: leave {others[0]} out, "
             "or choose another --run"
         )
-    return {key.removeprefix("agent."): fixed[key] for key in changed}
+    return {key.removeprefix("agent."): requested[key] for key in changed}
 
 
-def _publish_hyperparameters(charter: RunManifest, config: KafkaConfig, changed: Mapping[str, Any]) -> RunManifest:
+def _publish_hyperparameters(manifest: RunManifest, config: KafkaConfig, changed: Mapping[str, Any]) -> RunManifest:
     """Post an updated manifest with other hyperparameters, which apply from the run's newest checkpoint on."""
-    plan = charter.order.plan()
+    plan = manifest.launch_spec.plan()
     agent = plan.config.agent
     values = agent.model_dump(mode="json") | dict(changed)
     tuned = plan.config.model_copy(update={"agent": validate_config(type(agent), values, "agent.")})
-    directory = _open_run_directory(charter, plan, "learner")
-    charter = charter.updated(replace(plan, config=tuned), directory)
-    board = KafkaBoard(charter.connection(config))
-    charter.post(board)
+    directory = _open_run_directory(manifest, plan, "learner")
+    manifest = manifest.updated(replace(plan, config=tuned), directory)
+    board = KafkaBoard(manifest.connection(config))
+    manifest.post(board)
     details = {"what": "settings", "values": dict(changed)}
     board.post(EVENTS, EventReport(run=directory.id, kind="note", role="learner", details=details).record())
     board.close()
-    return charter
+    return manifest
 
 
-def _open_run_directory(charter: RunManifest, plan: Plan, kind: str) -> RunDirectory:
+def _open_run_directory(manifest: RunManifest, plan: Plan, kind: str) -> RunDirectory:
     """Open the run directory if it is visible here; otherwise open or create a local one for this process's files."""
-    key = charter.run.rpartition("~")[2]
-    name = charter.order.run if kind == "learner" else f"{charter.order.run}-{kind}"
-    shared = (Path(charter.order.directory), runs_root() / charter.order.run) if kind != "actor" else ()
+    key = manifest.run.rpartition("~")[2]
+    name = manifest.launch_spec.run if kind == "learner" else f"{manifest.launch_spec.run}-{kind}"
+    shared = (Path(manifest.launch_spec.directory), runs_root() / manifest.launch_spec.run) if kind != "actor" else ()
     for path in (*shared, runs_root() / name):
         with contextlib.suppress(RunNotFound):
             found = RunDirectory.open(path)
             if found.key.startswith(key):
                 return found
     config = unflatten(flatten(plan.config) | {"name": name})
-    about = {"id": charter.order.run, "key": key}
+    about = {"id": manifest.launch_spec.run, "key": key}
     directory = RunDirectory.create(config.model_copy(update={"run_dir": None}), {}, about)
     directory.release()
     return directory

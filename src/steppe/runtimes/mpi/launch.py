@@ -99,7 +99,7 @@ class MpiexecHandle(SubprocessHandle):
     name, log = "mpiexec", "mpiexec.log"
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
-        self._dead: list[str] = []  # worker slots whose rank is gone, oldest first
+        self._dead_slots: list[str] = []  # worker slots whose rank is gone, oldest first
         path = json.dumps(import_path())
         super().__init__(
             plan,
@@ -108,32 +108,32 @@ class MpiexecHandle(SubprocessHandle):
         )
 
     @property
-    def _gone(self) -> bool:
+    def _child_ended(self) -> bool:
         """Whether a rank ended unexpectedly: then mpiexec kills the others."""
-        return bool(self._dead) or super()._gone
+        return bool(self._dead_slots) or super()._child_ended
 
-    def _found(self, place: str, handle: int) -> None:
-        self._selector.register(handle, selectors.EVENT_READ, place)
+    def _process_found(self, worker_slot: str, pidfd: int) -> None:
+        self._selector.register(pidfd, selectors.EVENT_READ, worker_slot)
 
-    def _lost(self, place: str) -> None:
-        self._dead.append(place)
+    def _process_ended(self, worker_slot: str) -> None:
+        self._dead_slots.append(worker_slot)
 
     def _explain(self) -> Fault:
-        if not self._dead:
+        if not self._dead_slots:
             found = self._selector.select(0.0)
-            self._dead += [key.data for key, _ in found if key.fileobj is not self._process.stdout]
-        if not self._dead:
+            self._dead_slots += [key.data for key, _ in found if key.fileobj is not self._process.stdout]
+        if not self._dead_slots:
             return super()._explain()
-        place = self._dead[0]
-        size = self._sizes.get(place)
+        worker_slot = self._dead_slots[0]
+        size = self._rss_bytes.get(worker_slot)
         if oom_kills() > self._oom_kills:
-            message = f"memory ran out; {place} had {format_mib(size)}: use fewer or smaller environments"
-            return Fault(place, "out_of_memory", message, {"rss_bytes": size})
+            message = f"memory ran out; {worker_slot} had {format_mib(size)}: use fewer or smaller environments"
+            return Fault(worker_slot, "out_of_memory", message, {"rss_bytes": size})
         message = (
-            f"the process of {place} was killed or crashed (it had {format_mib(size)}), and MPI ends with any of its "
-            f"processes; its output is in logs/{place}.log"
+            f"the process of {worker_slot} was killed or crashed (it had {format_mib(size)}), and MPI ends with any of its "
+            f"processes; its output is in logs/{worker_slot}.log"
         )
-        return Fault(place, "role_died", message, {"rss_bytes": size})
+        return Fault(worker_slot, "role_died", message, {"rss_bytes": size})
 
     def _terminate(self) -> None:
         super()._terminate()

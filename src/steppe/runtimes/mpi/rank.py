@@ -52,19 +52,19 @@ SHM_DIR = Path("/dev/shm")
 
 def slots_by_rank(plan: Plan) -> list[str]:
     """Return the worker slot of each rank."""
-    places = list(plan.places())
-    first = [place for place in ("learner", "manager") if place in places]
-    return [*first, *(place for place in places if place not in first)]
+    worker_slots = list(plan.worker_slots())
+    first = [worker_slot for worker_slot in ("learner", "manager") if worker_slot in worker_slots]
+    return [*first, *(worker_slot for worker_slot in worker_slots if worker_slot not in first)]
 
 
 class Backoff:
     """Wait without occupying a core: spin briefly, then sleep an eighth of the time waited so far, up to a limit."""
 
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
+    def __init__(self, max_pause_s: float) -> None:
+        self._max_pause_s = max_pause_s
         self._since_s: float | None = None
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """Reset the backoff after work was done."""
         self._since_s = None
 
@@ -74,36 +74,38 @@ class Backoff:
         if self._since_s is None:
             self._since_s = now
         elif (waited := now - self._since_s) > SPIN_S:
-            time.sleep(min(self._longest_s, waited / 8))
+            time.sleep(min(self._max_pause_s, waited / 8))
 
 
 class MpiWorkerSlot:
     """One rank's worker slot in a run: its links to the other ranks and, once they are built, its roles."""
 
-    def __init__(self, world: Comm, order: LaunchSpec) -> None:
+    def __init__(self, world: Comm, launch_spec: LaunchSpec) -> None:
         """Collective: all ranks must construct it at the same time."""
-        self.order, self.plan = order, order.plan()
-        places = slots_by_rank(self.plan)
-        self.place = places[world.Get_rank()]
-        self.first = world.Get_rank() == 0
-        self.pause = Backoff(MAX_BACKOFF_S[self.place.partition("-")[0]])
-        self._others = range(1, world.Get_size())
-        writers = [places.index(role.place) for role in self.plan.writers]
-        self.channel = MpiChannel(world, _channel_spec(self.plan), order.run, writers, self.plan.slots_per_actor)
-        self.weights = MpiWeights(world, self._others)
-        self.words = MpiControl(world, (*ROLE_KINDS, BEGIN, END))
-        self.table = self._make_table(world, places) if self.plan.uses_table else None
-        self.turns = RoleScheduler([])
+        self.launch_spec, self.plan = launch_spec, launch_spec.plan()
+        worker_slots = slots_by_rank(self.plan)
+        self.name = worker_slots[world.Get_rank()]
+        self.is_root = world.Get_rank() == 0
+        self.backoff = Backoff(MAX_BACKOFF_S[self.name.partition("-")[0]])
+        self._other_ranks = range(1, world.Get_size())
+        writers = [worker_slots.index(role.worker_slot) for role in self.plan.writers]
+        self.channel = MpiChannel(world, _channel_spec(self.plan), launch_spec.run, writers, self.plan.slots_per_actor)
+        self.weights = MpiWeights(world, self._other_ranks)
+        self.control = MpiControl(world, (*ROLE_KINDS, BEGIN, END))
+        self.table = self._make_table(world, worker_slots) if self.plan.uses_table else None
+        self.scheduler = RoleScheduler([])
         self._stack = contextlib.ExitStack()
         self.run: RunDirectory | None = None
-        self.over = False
-        self._host: Role | None = None
-        self._looked_s = self._beat_s = 0.0
+        self.ended = False
+        self._host_role: Role | None = None
+        self._polled_s = self._heartbeat_s = 0.0
 
-    def _make_table(self, world: Comm, places: list[str]) -> MpiTable:
+    def _make_table(self, world: Comm, worker_slots: list[str]) -> MpiTable:
         from steppe.transport.mpi.tables import MpiTable  # compiled modules that only these runs need
 
-        return MpiTable(world, [places.index(role.place) for role in self.plan.roles if role.kind == "worker"])
+        return MpiTable(
+            world, [worker_slots.index(role.worker_slot) for role in self.plan.roles if role.kind == "worker"]
+        )
 
     @property
     def settled(self) -> bool:
@@ -114,31 +116,33 @@ class MpiWorkerSlot:
         """Build the roles in the run directory. A role that cannot be built is reported like one that fails later."""
         try:
             self.run = run()
-            into = self.run.profile if self.plan.config.flow.profile else None
-            self.turns.live = self._stack.enter_context(sample_roles(self._roles(self.run), into, waiting=self.place))
-            self._host = next(role for role in self.turns.live if role.name == self.place)
+            profile_dir = self.run.profile if self.plan.config.flow.profile else None
+            self.scheduler.roles = self._stack.enter_context(
+                sample_roles(self._roles(self.run), profile_dir, waiting=self.name)
+            )
+            self._host_role = next(role for role in self.scheduler.roles if role.name == self.name)
         except Exception as error:  # noqa: BLE001 - any exception becomes a fault with its traceback
-            self.turns.faults.append(Fault.of(self.place, error))
+            self.scheduler.faults.append(Fault.of(self.name, error))
             self._end()
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """Process messages and step every role of this worker slot once; return whether any made progress."""
         self.heartbeat(always=True)
-        if self.over or self._host is None:
+        if self.ended or self._host_role is None:
             return False
-        busy = self.turns.once()
-        if self._host.done or self.turns.faults:  # the slot's other roles end with the host
+        busy = self.scheduler.step()
+        if self._host_role.done or self.scheduler.faults:  # the slot's other roles end with the host
             self._end()
         return busy
 
     def heartbeat(self, *, always: bool = False) -> None:
         """Send a heartbeat and process messages if due; called often, so it mostly does nothing."""
         now = time.monotonic()
-        if now - self._looked_s >= POLL_INTERVAL_S or always:
-            self._looked_s = now
-            if now - self._beat_s >= HEARTBEAT_INTERVAL_S and not self.first:
-                self._beat_s = now
-                self.words.tell({})
+        if now - self._polled_s >= POLL_INTERVAL_S or always:
+            self._polled_s = now
+            if now - self._heartbeat_s >= HEARTBEAT_INTERVAL_S and not self.is_root:
+                self._heartbeat_s = now
+                self.control.send_note({})
             self.progress()
 
     def progress(self) -> None:
@@ -148,31 +152,33 @@ class MpiWorkerSlot:
         if self.table is not None:
             self.table.progress()
         if not self.weights.receiving:
-            self.words.progress(hold=self._hold())
+            self.control.progress(skip=self._undelivered_ranks())
 
     def close(self) -> None:
         """Close the links; collective over all ranks."""
-        for link in (self.channel, self.weights, self.words, self.table):
+        for link in (self.channel, self.weights, self.control, self.table):
             if link is not None:
                 link.close()
 
-    def _hold(self) -> list[int]:
-        if not self.first or all(self.words.get(kind) != FINISH for kind in ROLE_KINDS):
+    def _undelivered_ranks(self) -> list[int]:
+        if not self.is_root or all(self.control.get(kind) != FINISH for kind in ROLE_KINDS):
             return []
-        return [rank for rank in self._others if not self.weights.delivered(rank)]
+        return [rank for rank in self._other_ranks if not self.weights.delivered(rank)]
 
     def _roles(self, run: RunDirectory) -> list[Role]:
         links = (self.channel, self.weights)
-        asked = self.words.get
-        return build_roles(self.order, self.plan, self.place, run, links, asked, self.heartbeat, table=self.table)
+        requested = self.control.get
+        return build_roles(
+            self.launch_spec, self.plan, self.name, run, links, requested, self.heartbeat, table=self.table
+        )
 
     def _end(self) -> None:
         """Close the roles and post their faults to the event log."""
-        self.turns.close()
+        self.scheduler.close()
         self._stack.close()
-        self.over = True
+        self.ended = True
         if self.run is not None:
-            post_faults(self.run, self.place, self.turns.faults)
+            post_faults(self.run, self.name, self.scheduler.faults)
 
 
 def _channel_spec(plan: Plan) -> SegmentSpec:
@@ -188,8 +194,8 @@ def serve_rank(world: Comm) -> NoReturn:
     """Serve rank 0 from another rank: run its launches, one after the other, until an empty message; then exit."""
     ignore_stop_signals()
     try:
-        while (order := _receive_launch_spec(world)) is not None:
-            _run_launch(world, order)
+        while (launch_spec := _receive_launch_spec(world)) is not None:
+            _run_launch(world, launch_spec)
     except BaseException:  # noqa: BLE001 - reported, and all ranks are aborted
         # Otherwise Python would wait in MPI_Finalize for the other ranks, and they for this one.
         sys.excepthook(*sys.exc_info())
@@ -205,37 +211,37 @@ def ignore_stop_signals() -> None:
 
 def _receive_launch_spec(world: Comm) -> LaunchSpec | None:
     mpi, status = import_mpi(), import_mpi().Status()
-    pause = Backoff(MAX_BACKOFF_S["manager"])
+    backoff = Backoff(MAX_BACKOFF_S["manager"])
     while (message := world.Improbe(0, LAUNCH_TAG, status)) is None:
-        pause.wait()
+        backoff.wait()
     data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
     message.Recv(data)
     return msgspec.json.decode(data.tobytes(), type=LaunchSpec) if len(data) else None
 
 
-def _run_launch(world: Comm, order: LaunchSpec) -> None:
-    references.set_main_script(order.script)
-    seat = MpiWorkerSlot(world, order)
-    seat.words.tell(process_location())
-    _progress_until(seat, lambda: bool(seat.words.get(BEGIN)))
-    seat.build(lambda: open_directory(order.directory, seat.place))
-    while not seat.over:
-        if seat.turn():
-            seat.pause.over()
+def _run_launch(world: Comm, launch_spec: LaunchSpec) -> None:
+    references.set_main_script(launch_spec.script)
+    slot = MpiWorkerSlot(world, launch_spec)
+    slot.control.send_note(process_location())
+    _progress_until(slot, lambda: bool(slot.control.get(BEGIN)))
+    slot.build(lambda: open_directory(launch_spec.directory, slot.name))
+    while not slot.ended:
+        if slot.step():
+            slot.backoff.reset()
         else:
-            seat.pause.wait()
-    _progress_until(seat, lambda: seat.settled)
-    seat.words.tell({"ended": True, "faults": [asdict(fault) for fault in seat.turns.faults]})
-    _progress_until(seat, lambda: bool(seat.words.get(END)))
-    seat.close()
-    if seat.run is not None:
-        seat.run.store.close()
+            slot.backoff.wait()
+    _progress_until(slot, lambda: slot.settled)
+    slot.control.send_note({"ended": True, "faults": [asdict(fault) for fault in slot.scheduler.faults]})
+    _progress_until(slot, lambda: bool(slot.control.get(END)))
+    slot.close()
+    if slot.run is not None:
+        slot.run.store.close()
 
 
-def _progress_until(seat: MpiWorkerSlot, true: Callable[[], bool]) -> None:
-    while not true():
-        seat.progress()
-        seat.pause.wait()
+def _progress_until(slot: MpiWorkerSlot, condition: Callable[[], bool]) -> None:
+    while not condition():
+        slot.progress()
+        slot.backoff.wait()
 
 
 def process_location() -> dict[str, Any]:
@@ -246,10 +252,10 @@ def process_location() -> dict[str, Any]:
 def mapped_shm_files() -> list[str]:
     """Return the shared-memory files that this process has mapped: MPI leaves them behind if it is killed."""
     try:
-        words = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        rows = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:
         return []
-    return sorted({row[5] for row in words if len(row) == 6 and row[5].startswith(f"{SHM_DIR}/")})
+    return sorted({row[5] for row in rows if len(row) == 6 and row[5].startswith(f"{SHM_DIR}/")})
 
 
 def abort(world: Comm, code: int) -> NoReturn:

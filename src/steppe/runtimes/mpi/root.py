@@ -70,49 +70,49 @@ def require_size(plan: Plan) -> None:
 class MpiRootHandle:
     """A run over all ranks, controlled by rank 0. `advance` steps the learner in this process."""
 
-    def __init__(self, order: LaunchSpec, directory: RunDirectory, comm: Comm) -> None:
+    def __init__(self, launch_spec: LaunchSpec, directory: RunDirectory, comm: Comm) -> None:
         self._comm, self._directory = comm, directory
-        order = order.stamped()
-        data = msgspec.json.encode(order)
+        launch_spec = launch_spec.stamped()
+        data = msgspec.json.encode(launch_spec)
         for rank in range(1, comm.Get_size()):
             comm.Send(data, rank, LAUNCH_TAG)
-        self._seat = MpiWorkerSlot(comm, order)
-        self._places = slots_by_rank(self._seat.plan)
+        self._slot = MpiWorkerSlot(comm, launch_spec)
+        self._worker_slots = slots_by_rank(self._slot.plan)
         self.ranks: dict[str, dict[str, Any]] = {"learner": process_location()}
         self._ended: set[str] = set()
         self._faults: dict[str, Fault] = {}
-        self._seen_s = dict.fromkeys(self._places[1:], time.monotonic() + START_S)
-        self._looked_s = time.monotonic()
+        self._last_heartbeat_s = dict.fromkeys(self._worker_slots[1:], time.monotonic() + START_S)
+        self._hang_checked_s = time.monotonic()
         self._closed = False
-        prime_channel(self._seat.channel, self._seat.plan, directory)
-        while not self._seat.channel.settled:
-            self._seat.progress()
-        self._seat.words.set(BEGIN, 1)
-        self._seat.progress()
-        self._seat.build(lambda: directory)
+        prime_channel(self._slot.channel, self._slot.plan, directory)
+        while not self._slot.channel.settled:
+            self._slot.progress()
+        self._slot.control.set(BEGIN, 1)
+        self._slot.progress()
+        self._slot.build(lambda: directory)
 
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
-        before = len(self._over())
+        before = len(self._ended_slots())
         while time.monotonic() < until:
-            if self._seat.turn():
-                self._seat.pause.over()
+            if self._slot.step():
+                self._slot.backoff.reset()
             else:
-                self._seat.pause.wait()
-            self._hear()
-            if len(self._over()) != before:
+                self._slot.backoff.wait()
+            self._receive_notes()
+            if len(self._ended_slots()) != before:
                 return
 
     def ended(self, kind: str) -> bool:
-        places = {role.place for role in self._seat.plan.roles if role.kind == kind}
-        return places <= self._over()
+        worker_slots = {role.worker_slot for role in self._slot.plan.roles if role.kind == kind}
+        return worker_slots <= self._ended_slots()
 
     def faults(self) -> list[Fault]:
-        self._look_for_hung()
-        return [*self._seat.turns.faults, *self._faults.values()]
+        self._detect_hung()
+        return [*self._slot.scheduler.faults, *self._faults.values()]
 
     def ask(self, kind: str, what: int) -> None:
-        self._seat.words.set(kind, what)
+        self._slot.control.set(kind, what)
 
     def close(self, timeout_s: float) -> None:
         if self._closed:
@@ -121,69 +121,74 @@ class MpiRootHandle:
         for kind in ROLE_KINDS:
             self.ask(kind, STOP)
         deadline = time.monotonic() + timeout_s
-        while len(self._over()) < len(self._places) and time.monotonic() < deadline:
+        while len(self._ended_slots()) < len(self._worker_slots) and time.monotonic() < deadline:
             self.advance(max(0.0, deadline - time.monotonic()))
-        if self._hung_slots() or len(self._over()) < len(self._places):
+        if self._hung_slots() or len(self._ended_slots()) < len(self._worker_slots):
             _hung_worlds.append((self._comm, 1 if self.faults() else INTERRUPTED))
             return
-        self._part()
+        self._disconnect()
 
     def state(self) -> dict[str, Any]:
         """Return ended worker slots, faults and rank locations as plain data."""
         faults = [asdict(fault) for fault in self.faults()]
-        return {"ended": sorted(self._over()), "faults": faults, "ranks": dict(self.ranks)}
+        return {"ended": sorted(self._ended_slots()), "faults": faults, "ranks": dict(self.ranks)}
 
-    def _part(self) -> None:
+    def _disconnect(self) -> None:
         """Deliver the last weights, send END and close the links; the other ranks receive messages until END."""
-        seat = self._seat
-        while not all(seat.weights.delivered(rank) for rank in range(1, self._comm.Get_size())):
-            seat.progress()
-        seat.words.set(END, 1)
-        while not (seat.words.settled and seat.settled):
-            seat.progress()
-        seat.close()
+        slot = self._slot
+        while not all(slot.weights.delivered(rank) for rank in range(1, self._comm.Get_size())):
+            slot.progress()
+        slot.control.set(END, 1)
+        while not (slot.control.settled and slot.settled):
+            slot.progress()
+        slot.close()
 
-    def _over(self) -> set[str]:
+    def _ended_slots(self) -> set[str]:
         """Return the worker slots that have ended or hang."""
-        return self._ended | ({"learner"} if self._seat.over else set()) | set(self._hung_slots())
+        return self._ended | ({"learner"} if self._slot.ended else set()) | set(self._hung_slots())
 
     def _hung_slots(self) -> list[str]:
-        return [place for place, fault in self._faults.items() if fault.reason == "hung"]
+        return [worker_slot for worker_slot, fault in self._faults.items() if fault.reason == "hung"]
 
-    def _hear(self) -> None:
+    def _receive_notes(self) -> None:
         now = time.monotonic()
-        for rank, note in self._seat.words.notes():
-            place = self._places[rank]
+        for rank, note in self._slot.control.notes():
+            worker_slot = self._worker_slots[rank]
             if "pid" in note:
-                self.ranks[place] = note
+                self.ranks[worker_slot] = note
                 continue
-            self._seen_s[place] = now
+            self._last_heartbeat_s[worker_slot] = now
             if note.get("ended"):
-                self._ended.add(place)
-                for told in note["faults"]:
-                    self._faults.setdefault(place, msgspec.convert(told, Fault))
+                self._ended.add(worker_slot)
+                for fault_data in note["faults"]:
+                    self._faults.setdefault(worker_slot, msgspec.convert(fault_data, Fault))
 
-    def _look_for_hung(self) -> None:
+    def _detect_hung(self) -> None:
         """Record ranks without a recent heartbeat as hung, after reading the pending heartbeats."""
-        if self._closed or time.monotonic() - self._looked_s < HANG_CHECK_INTERVAL_S:
+        if self._closed or time.monotonic() - self._hang_checked_s < HANG_CHECK_INTERVAL_S:
             return
-        self._seat.progress()
-        self._hear()
-        self._looked_s = time.monotonic()
-        limit_s = self._seat.plan.config.flow.hang_s
-        for place in self._places[1:]:
-            if place not in self._over() and self._looked_s - self._seen_s[place] > limit_s:
-                message = f"{place} took longer than flow.hang_s={limit_s:g} for one step"
-                self._faults[place] = Fault(place, "hung", message, {"traceback": self._where(place)})
+        self._slot.progress()
+        self._receive_notes()
+        self._hang_checked_s = time.monotonic()
+        limit_s = self._slot.plan.config.flow.hang_s
+        for worker_slot in self._worker_slots[1:]:
+            if (
+                worker_slot not in self._ended_slots()
+                and self._hang_checked_s - self._last_heartbeat_s[worker_slot] > limit_s
+            ):
+                message = f"{worker_slot} took longer than flow.hang_s={limit_s:g} for one step"
+                self._faults[worker_slot] = Fault(
+                    worker_slot, "hung", message, {"traceback": self._request_traceback(worker_slot)}
+                )
 
-    def _where(self, place: str) -> str:
+    def _request_traceback(self, worker_slot: str) -> str:
         """Return the traceback that a rank on this host writes to its log on request, or an empty string."""
-        log = self._directory.path / "logs" / f"{place}.log"
-        known = self.ranks.get(place)
-        if known is None or known["host"] != self._seat.order.host or not log.exists():
+        log = self._directory.path / "logs" / f"{worker_slot}.log"
+        location = self.ranks.get(worker_slot)
+        if location is None or location["host"] != self._slot.launch_spec.host or not log.exists():
             return ""
         start = log.stat().st_size
-        os.kill(known["pid"], TRACEBACK_SIGNAL)
+        os.kill(location["pid"], TRACEBACK_SIGNAL)
         deadline, text = time.monotonic() + TRACEBACK_TIMEOUT_S, ""
         while time.monotonic() < deadline and "most recent call first" not in text:
             time.sleep(0.05)
@@ -217,15 +222,15 @@ def join() -> None:
 
 def main() -> NoReturn:
     """Run a rank of an mpiexec that Steppe started."""
-    answers = reserve_stdout_for_replies()
+    reply_fd = reserve_stdout_for_replies()
     join()
     ignore_stop_signals()
     try:
         relay_commands(
             LineReader(0),
-            answers,
+            reply_fd,
             "learner.log",
-            lambda order, directory: MpiRootHandle(order, directory, comm_world()),
+            lambda launch_spec, directory: MpiRootHandle(launch_spec, directory, comm_world()),
         )
     except EOFError:
         abort(comm_world(), FAULT_EXIT_CODE)  # the supervisor is gone: no role may be orphaned
@@ -233,5 +238,5 @@ def main() -> NoReturn:
         sys.excepthook(*sys.exc_info())
         abort(comm_world(), FAULT_EXIT_CODE)
     release_ranks()
-    send_reply(answers, {"farewell": True})
+    send_reply(reply_fd, {"exiting": True})
     sys.exit(0)

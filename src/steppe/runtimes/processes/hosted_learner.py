@@ -33,7 +33,7 @@ class InProcessLearnerHandle(ProcessHandle):
         self._sampler = Sampler(directory.profile) if plan.config.flow.profile else None
         super().__init__(plan, directory)
         try:
-            self._wakeup = Wakeup(self._room / f"bell-{LEARNER}")
+            self._wakeup = Wakeup(self._shared_dir / f"wakeup-{LEARNER}")
             self._links.append(self._wakeup)
             with temporary_torch_settings(*self._torch):
                 self._build(plan, directory, parts)
@@ -43,7 +43,7 @@ class InProcessLearnerHandle(ProcessHandle):
 
     def _build(self, plan: Plan, directory: RunDirectory, parts: SuppliedComponents) -> None:
         if plan.config.by_gradients:
-            self._channel = create_gradient_channel(plan, self._room, directory, parts.agent)
+            self._channel = create_gradient_channel(plan, self._shared_dir, directory, parts.agent)
             self._links.append(self._channel)
         spec = next(role for role in plan.roles if role.kind == LEARNER)
         context = Context(
@@ -55,22 +55,22 @@ class InProcessLearnerHandle(ProcessHandle):
             lambda: self._control.get(LEARNER),
             RunClock(),
             trace_spans=plan.config.flow.trace_spans,
-            heartbeat=lambda: self._control.heartbeat(self._number(LEARNER)),
+            heartbeat=lambda: self._control.heartbeat(self._slot_index(LEARNER)),
             commands=lambda after: directory.board.read(COMMANDS, after),
         )
         role = build_role(plan, spec, directory, context, parts)
-        self._scheduler.live = [role if self._sampler is None else self._sampler.watch(role)]
+        self._scheduler.roles = [role if self._sampler is None else self._sampler.wrap(role)]
 
     def advance(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         with temporary_torch_settings(*self._torch), self._sampler or nullcontext():
-            while self._scheduler.live and time.monotonic() < until:
-                if not self._scheduler.once():
+            while self._scheduler.roles and time.monotonic() < until:
+                if not self._scheduler.step():
                     self._wakeup.wait(IDLE_S[LEARNER])
         super().advance(max(0.0, until - time.monotonic()))
 
     def ended(self, kind: str) -> bool:
-        return not self._scheduler.live if kind == LEARNER else super().ended(kind)
+        return not self._scheduler.roles if kind == LEARNER else super().ended(kind)
 
     def faults(self) -> list[Fault]:
         return self._scheduler.faults + super().faults()
@@ -86,5 +86,5 @@ class InProcessLearnerHandle(ProcessHandle):
         finally:
             super().close(timeout_s)
 
-    def _wanted(self, place: str) -> bool:
-        return place != LEARNER and super()._wanted(place)
+    def _should_run(self, worker_slot: str) -> bool:
+        return worker_slot != LEARNER and super()._should_run(worker_slot)

@@ -1,7 +1,7 @@
 """One process per worker slot, linked by shared memory, started from a preloaded fork server.
 
 The supervisor (this process) never imports torch: it starts and monitors the processes, restarts actors, workers and
-the manager if they are killed or hang, and tells all of them when to end. The processes run worker.py.
+the manager if they are killed or hang, and requests all of them to end. The processes run worker.py.
 """
 
 from __future__ import annotations
@@ -77,107 +77,111 @@ def start_fork_server(*, torch: bool = True) -> None:
 class ProcessHandle:
     """The processes of a run, their shared memory and their faults."""
 
-    _work: WorkerMain | None = None  # a process's main function if its roles are not linked by shared memory
+    _worker_main: WorkerMain | None = None  # a process's main function if its roles are not linked by shared memory
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
         self._plan, self._directory = plan, directory
-        self._room = make_shared_dir(directory.id, plan.channel_bytes + WEIGHTS_BYTES)
+        self._shared_dir = make_shared_dir(directory.id, plan.channel_bytes + WEIGHTS_BYTES)
         self._processes: dict[str, BaseProcess] = {}
         self._faults: dict[str, Fault] = {}
         self._epochs: Counter[str] = Counter()
         self._excused_restarts: Counter[str] = Counter()  # those of `_epochs` that do not count against max_restarts
         self._lost: set[str] = set()  # dead workers that the others continue without
-        self._sizes: dict[str, int | None] = {}
+        self._rss_bytes: dict[str, int | None] = {}
         self._oom_kills = oom_kills()
-        self._asked = RUN
+        self._requested = RUN
         self._num_actors = plan.config.actors  # requested number
         self._wakeups: list[Wakeup] = []
         self._channel: ShmChannel | None = None  # of gradients, the learner's process creates it
         self._links: list[Closeable] = []
         try:
             self._open(plan)
-            for place in self._places:
-                if self._wanted(place):
-                    self._start(place)
+            for worker_slot in self._worker_slots:
+                if self._should_run(worker_slot):
+                    self._start(worker_slot)
         except BaseException:
             self.close(timeout_s=1.0)
             raise
 
     def _open(self, plan: Plan) -> None:
-        self._places = plan.places()
-        self._control = ShmControl(self._room / "control", create=True, num_places=len(self._places))
+        self._worker_slots = plan.worker_slots()
+        self._control = ShmControl(self._shared_dir / "control", create=True, num_worker_slots=len(self._worker_slots))
         writers, slots = plan.num_writers, plan.slots_per_actor
-        self.weights = ShmWeights(self._room, plan.readers)
+        self.weights = ShmWeights(self._shared_dir, plan.readers)
         self._links = [self.weights]
-        self._wakeups = [Wakeup(self._room / f"bell-{role.name}") for role in plan.roles]
+        self._wakeups = [Wakeup(self._shared_dir / f"wakeup-{role.name}") for role in plan.roles]
         if not plan.config.by_gradients:
-            self._channel = ShmChannel(self._room, plan.segment, self._directory.id, writers, slots, create=True)
+            self._channel = ShmChannel(self._shared_dir, plan.segment, self._directory.id, writers, slots, create=True)
             self._links.append(self._channel)
             prime_channel(self._channel, plan, self._directory)
         start_fork_server(torch=not plan.config.agent.in_table)
 
-    def _start(self, place: str) -> None:
-        order = WorkerSpec(
-            plan=self._words(),
+    def _start(self, worker_slot: str) -> None:
+        worker_spec = WorkerSpec(
+            plan=self._encoded_plan(),
             resume=self._plan.resume,
-            place=place,
-            number=self._number(place),
-            epoch=self._epochs[place],
-            room=str(self._room),
+            worker_slot=worker_slot,
+            slot_index=self._slot_index(worker_slot),
+            epoch=self._epochs[worker_slot],
+            shared_dir=str(self._shared_dir),
             directory=str(self._directory.path.resolve()),
-            surroundings=(dict(os.environ), references.main_script()),
+            environment=(dict(os.environ), references.main_script()),
         )
-        process = _context().Process(target=run_worker, args=(order, self._work), name=f"steppe-{place}", daemon=True)
-        self._control.dismiss(order.number, dismissed=False)
-        self._control.grace(order.number, START_S)
+        process = _context().Process(
+            target=run_worker, args=(worker_spec, self._worker_main), name=f"steppe-{worker_slot}", daemon=True
+        )
+        self._control.dismiss(worker_spec.slot_index, dismissed=False)
+        self._control.grace(worker_spec.slot_index, START_S)
         with _without_main():
             process.start()
-        self._processes[place] = process
+        self._processes[worker_slot] = process
 
     def workers(self) -> list[BaseProcess]:
         """Return the workers' processes in order, including those that have ended."""
-        return [process for place, process in self._processes.items() if place.startswith("worker-")]
+        return [process for worker_slot, process in self._processes.items() if worker_slot.startswith("worker-")]
 
     def shared_values(self) -> np.ndarray | None:
         """Return the table that workers share, in shared memory, or None."""
-        table = open_shared_table(self._room, self._plan)
-        return table.values if table is not None and table.made else None
+        table = open_shared_table(self._shared_dir, self._plan)
+        return table.values if table is not None and table.created else None
 
     @property
     def channel(self) -> ShmChannel:
         """The channel of segments, for a caller that acts as the learner."""
-        assert self._channel is not None, "gradients go to the learner's place"
+        assert self._channel is not None, "the channel of gradients is in the learner's process"
         return self._channel
 
-    def _words(self) -> bytes:
+    def _encoded_plan(self) -> bytes:
         """Return the plan as every process receives it, as JSON."""
         return msgspec.json.encode({"config": flatten(self._plan.config), "spec": asdict(self._plan.spec)})
 
     def advance(self, timeout_s: float) -> None:
-        alive = {place: process for place, process in self._processes.items() if process.is_alive()}
-        for place, process in alive.items():
-            self._sizes[place] = rss_bytes(process.pid or 0)
+        alive = {worker_slot: process for worker_slot, process in self._processes.items() if process.is_alive()}
+        for worker_slot, process in alive.items():
+            self._rss_bytes[worker_slot] = rss_bytes(process.pid or 0)
         if alive:
             multiprocessing.connection.wait([process.sentinel for process in alive.values()], timeout_s)
-        self._tend()
+        self._check_processes()
 
     def wait_for_segment(self, timeout_s: float) -> None:
         self.channel.wait(timeout_s)
 
     def ended(self, kind: str) -> bool:
-        places = [place for place, roles in self._places.items() if any(role.kind == kind for role in roles)]
-        started = [self._processes[place] for place in places if place in self._processes]
+        worker_slots = [
+            worker_slot for worker_slot, roles in self._worker_slots.items() if any(role.kind == kind for role in roles)
+        ]
+        started = [self._processes[worker_slot] for worker_slot in worker_slots if worker_slot in self._processes]
         return all(process.exitcode is not None for process in started)
 
     def faults(self) -> list[Fault]:
-        self._tend()
+        self._check_processes()
         return list(self._faults.values())
 
     def ask(self, kind: str, what: int) -> None:
-        self._asked = max(self._asked, what if what >= FINISH else RUN)
+        self._requested = max(self._requested, what if what >= FINISH else RUN)
         self._control.set(kind, what)
-        for bell in self._wakeups:
-            bell.ring()
+        for wakeup in self._wakeups:
+            wakeup.ring()
 
     @property
     def max_actors(self) -> int:
@@ -189,18 +193,18 @@ class ProcessHandle:
 
     def _reconcile_actors(self) -> None:
         """Dismiss actors beyond the requested number and start missing ones, unless the run is ending."""
-        for place in self._places if self._asked == RUN and self.max_actors else ():
-            process = self._processes.get(place)
-            if not self._wanted(place):
+        for worker_slot in self._worker_slots if self._requested == RUN and self.max_actors else ():
+            process = self._processes.get(worker_slot)
+            if not self._should_run(worker_slot):
                 if process is not None and process.exitcode is None:
-                    self._control.dismiss(self._number(place))
-            elif process is None or (process.exitcode == 0 and place.startswith("actor-")):
-                self._epochs[place] += process is not None
-                self._excused_restarts[place] += process is not None
-                self._start(place)
+                    self._control.dismiss(self._slot_index(worker_slot))
+            elif process is None or (process.exitcode == 0 and worker_slot.startswith("actor-")):
+                self._epochs[worker_slot] += process is not None
+                self._excused_restarts[worker_slot] += process is not None
+                self._start(worker_slot)
 
-    def _wanted(self, place: str) -> bool:
-        kind, _, index = place.partition("-")
+    def _should_run(self, worker_slot: str) -> bool:
+        kind, _, index = worker_slot.partition("-")
         return kind != "actor" or int(index) < self._num_actors
 
     def close(self, timeout_s: float) -> None:
@@ -209,8 +213,8 @@ class ProcessHandle:
             for kinds in (("actor", "worker", "learner", "manager"), (REPLAY,)):  # the learner's end needs replay
                 for kind in kinds if self._processes else ():
                     self.ask(kind, STOP)
-                for place, process in self._processes.items():
-                    if place.startswith(kinds):
+                for worker_slot, process in self._processes.items():
+                    if worker_slot.startswith(kinds):
                         process.join(max(0.0, deadline - time.monotonic()))
         finally:  # also if a second Ctrl-C interrupts the wait
             for process in self._processes.values():
@@ -221,69 +225,83 @@ class ProcessHandle:
                 self._wakeups.pop().close()
             while self._links:
                 self._links.pop().close()
-            remove_shared_dir(self._room)
+            remove_shared_dir(self._shared_dir)
 
-    def _tend(self) -> None:
+    def _check_processes(self) -> None:
         """Check every process: kill hung ones, restart killed ones, record permanent faults."""
-        for place, process in list(self._processes.items()):
-            hung = self._end_if_hung(place, process)
-            if process.exitcode in (None, 0) or place in self._faults or place in self._lost:
+        for worker_slot, process in list(self._processes.items()):
+            hung = self._end_if_hung(worker_slot, process)
+            if process.exitcode in (None, 0) or worker_slot in self._faults or worker_slot in self._lost:
                 continue
-            if not self._wanted(place):
+            if not self._should_run(worker_slot):
                 continue  # the actor was dismissed
-            fault = hung or self._explain(place, process)
-            if ((process.exitcode or 0) < 0 or self._is_transient(place, fault)) and self._may_restart(place):
-                self._epochs[place] += 1
-                self._note("restart", place, {"message": fault.message, **fault.details, "epoch": self._epochs[place]})
-                self._start(place)
-            elif (process.exitcode or 0) < 0 and self._others_can_continue(place):
-                self._let_go(place, fault)
+            fault = hung or self._explain(worker_slot, process)
+            if ((process.exitcode or 0) < 0 or self._is_transient(worker_slot, fault)) and self._may_restart(
+                worker_slot
+            ):
+                self._epochs[worker_slot] += 1
+                self._post_process_event(
+                    "restart",
+                    worker_slot,
+                    {"message": fault.message, **fault.details, "epoch": self._epochs[worker_slot]},
+                )
+                self._start(worker_slot)
+            elif (process.exitcode or 0) < 0 and self._others_can_continue(worker_slot):
+                self._continue_without(worker_slot, fault)
             else:
-                self._faults[place] = fault
+                self._faults[worker_slot] = fault
         self._reconcile_actors()
 
-    def _is_transient(self, place: str, fault: Fault) -> bool:
+    def _is_transient(self, worker_slot: str, fault: Fault) -> bool:
         """Whether a fault has an external cause that will pass."""
         return False
 
-    def _others_can_continue(self, place: str) -> bool:
+    def _others_can_continue(self, worker_slot: str) -> bool:
         """Whether this is a worker, and other workers can do its share without waiting for it."""
         if self._plan.config.by_gradients and (self._plan.lockstep or self._plan.config.episodes is not None):
             return False  # a round, or the episode quota, waits for it
-        crowd = [name for name in self._processes if name.startswith("worker-") and name != place]
-        return place.startswith("worker-") and any(self._processes[name].exitcode in (None, 0) for name in crowd)
+        others = [name for name in self._processes if name.startswith("worker-") and name != worker_slot]
+        return worker_slot.startswith("worker-") and any(self._processes[name].exitcode in (None, 0) for name in others)
 
-    def _let_go(self, place: str, fault: Fault) -> None:
+    def _continue_without(self, worker_slot: str, fault: Fault) -> None:
         """Continue without a worker: its unmerged steps are lost, and other workers claim them again."""
-        self._lost.add(place)
-        table = open_shared_table(self._room, self._plan)
+        self._lost.add(worker_slot)
+        table = open_shared_table(self._shared_dir, self._plan)
         if table is None:
-            self._note("warning", place, {**fault.details, "message": f"{fault.message}; the others go on without it"})
+            self._post_process_event(
+                "warning", worker_slot, {**fault.details, "message": f"{fault.message}; the others continue without it"}
+            )
             return
-        lost = table.reclaim(int(place.rpartition("-")[2]))
-        message = f"{fault.message}; the others go on, and take the {lost:,} steps that it had not merged"
-        self._note("warning", place, {**fault.details, "message": message, "lost_steps": lost})
+        lost = table.reclaim(int(worker_slot.rpartition("-")[2]))
+        message = f"{fault.message}; the others continue, and take the {lost:,} steps that it had not merged"
+        self._post_process_event("warning", worker_slot, {**fault.details, "message": message, "lost_steps": lost})
 
-    def _may_restart(self, place: str) -> bool:
+    def _may_restart(self, worker_slot: str) -> bool:
         """Whether to restart a process: not while the run is ending, and neither learner nor replay, whose state is
         only in checkpoints."""
         limit = self._plan.config.flow.max_restarts
-        needed = not place.startswith(("learner", REPLAY)) and self._asked == RUN and self._wanted(place)
-        return needed and self._epochs[place] - self._excused_restarts[place] < limit
+        needed = (
+            not worker_slot.startswith(("learner", REPLAY)) and self._requested == RUN and self._should_run(worker_slot)
+        )
+        return needed and self._epochs[worker_slot] - self._excused_restarts[worker_slot] < limit
 
-    def _end_if_hung(self, place: str, process: BaseProcess) -> Fault | None:
+    def _end_if_hung(self, worker_slot: str, process: BaseProcess) -> Fault | None:
         """Kill a process whose step exceeds flow.hang_s, and return the fault with its traceback; else None."""
         limit_s = self._plan.config.flow.hang_s
-        if place == "learner" or process.exitcode is not None or self._control.silence_s(self._number(place)) < limit_s:
+        if (
+            worker_slot == "learner"
+            or process.exitcode is not None
+            or self._control.silence_s(self._slot_index(worker_slot)) < limit_s
+        ):
             return None
-        where = self._where(place, process)
+        text = self._request_traceback(worker_slot, process)
         process.kill()
         process.join()
-        message = f"{place} took longer than flow.hang_s={limit_s:g} for one step"
-        return Fault(place, "hung", message, {"traceback": where})
+        message = f"{worker_slot} took longer than flow.hang_s={limit_s:g} for one step"
+        return Fault(worker_slot, "hung", message, {"traceback": text})
 
-    def _where(self, place: str, process: BaseProcess) -> str:
-        log = self._directory.path / "logs" / f"{place}.log"
+    def _request_traceback(self, worker_slot: str, process: BaseProcess) -> str:
+        log = self._directory.path / "logs" / f"{worker_slot}.log"
         start = log.stat().st_size if log.exists() else 0
         os.kill(process.pid or 0, TRACEBACK_SIGNAL)
         deadline = time.monotonic() + TRACEBACK_TIMEOUT_S
@@ -293,31 +311,33 @@ class ProcessHandle:
             text = log.read_bytes()[start:].decode(errors="replace") if log.exists() else ""
         return text
 
-    def _explain(self, place: str, process: BaseProcess) -> Fault:
+    def _explain(self, worker_slot: str, process: BaseProcess) -> Fault:
         """Return the fault that a process reported before it ended, or one inferred from its exit code."""
-        if (process.exitcode or 0) >= 0 and (told := self._told(place)) is not None:
-            return told
-        code, size = process.exitcode or 0, self._sizes.get(place)
+        if (process.exitcode or 0) >= 0 and (reported := self._read_fault(worker_slot)) is not None:
+            return reported
+        code, size = process.exitcode or 0, self._rss_bytes.get(worker_slot)
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             self._oom_kills = oom_kills()
-            message = f"{place} was killed because memory ran out; it had {format_mib(size)}: use fewer or smaller environments"
-            return Fault(place, "out_of_memory", message, {"rss_bytes": size})
+            message = f"{worker_slot} was killed because memory ran out; it had {format_mib(size)}: use fewer or smaller environments"
+            return Fault(worker_slot, "out_of_memory", message, {"rss_bytes": size})
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        message = f"the process of {place} {how} (it had {format_mib(size)}); its output is in logs/{place}.log"
-        return Fault(place, "role_died", message, {"rss_bytes": size})
+        message = (
+            f"the process of {worker_slot} {how} (it had {format_mib(size)}); its output is in logs/{worker_slot}.log"
+        )
+        return Fault(worker_slot, "role_died", message, {"rss_bytes": size})
 
-    def _told(self, place: str) -> Fault | None:
+    def _read_fault(self, worker_slot: str) -> Fault | None:
         try:
-            return msgspec.json.decode(fault_file(self._room, place).read_bytes(), type=Fault)
+            return msgspec.json.decode(fault_file(self._shared_dir, worker_slot).read_bytes(), type=Fault)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def _note(self, kind: str, role: str, details: dict[str, object]) -> None:
+    def _post_process_event(self, kind: str, role: str, details: dict[str, object]) -> None:
         event = EventReport(run=self._directory.id, kind=kind, role=role, details=details)
         self._directory.board.post(EVENTS, event.record())
 
-    def _number(self, place: str) -> int:
-        return list(self._places).index(place)
+    def _slot_index(self, worker_slot: str) -> int:
+        return list(self._worker_slots).index(worker_slot)
 
 
 def _context() -> ForkServerContext:
@@ -330,13 +350,13 @@ def _without_output() -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         for number, _ in kept:
-            os.dup2(nowhere, number)
+            os.dup2(devnull, number)
         yield
     finally:
-        os.close(nowhere)
+        os.close(devnull)
         for number, copy in kept:
             os.dup2(copy, number)
             os.close(copy)

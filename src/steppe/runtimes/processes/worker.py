@@ -64,91 +64,103 @@ class WorkerSpec:
 
     plan: bytes  # JSON of the resolved configuration and the environment's spec, to rebuild the plan
     resume: int | None
-    place: str
-    number: int  # of the worker slot, for its heartbeat
+    worker_slot: str
+    slot_index: int  # of the worker slot, for its heartbeat
     epoch: int
-    room: str
+    shared_dir: str
     directory: str
-    surroundings: tuple[dict[str, str], references.Script | None]  # environment variables, user's script
+    environment: tuple[dict[str, str], references.Script | None]  # environment variables, user's script
 
 
 WorkerMain = Callable[[WorkerSpec, RunDirectory, RoleScheduler], None]
 
 
-def run_worker(order: WorkerSpec, work: WorkerMain | None = None) -> None:
+def run_worker(worker_spec: WorkerSpec, worker_main: WorkerMain | None = None) -> None:
     """Run the roles and exit the process.
 
-    The exit code is 0 when they are done, or FAULT_EXIT_CODE with a fault in the event log. `work` replaces the main
+    The exit code is 0 when they are done, or FAULT_EXIT_CODE with a fault in the event log. `worker_main` replaces the main
     function for roles that are not linked by shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, exit_after_grace)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _apply_environment(*order.surroundings)
-    run = RunDirectory.open(Path(order.directory))
-    redirect_output(run.path / "logs" / f"{order.place}.log")
-    turns = RoleScheduler([])
+    _apply_environment(*worker_spec.environment)
+    run = RunDirectory.open(Path(worker_spec.directory))
+    redirect_output(run.path / "logs" / f"{worker_spec.worker_slot}.log")
+    scheduler = RoleScheduler([])
     try:
-        (work or _run_roles)(order, run, turns)
+        (worker_main or _run_roles)(worker_spec, run, scheduler)
     except Exception as error:  # noqa: BLE001 - a role that cannot be built is reported like one that fails later
-        turns.faults.append(Fault.of(order.place, error))
+        scheduler.faults.append(Fault.of(worker_spec.worker_slot, error))
     with contextlib.suppress(DiskFull):  # the fault is also in the shared directory
-        for fault in reversed(turns.faults):
-            _report_fault(run, order, fault)
+        for fault in reversed(scheduler.faults):
+            _report_fault(run, worker_spec, fault)
         run.board.flush()
         run.store.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(FAULT_EXIT_CODE if turns.faults else 0)  # skip interpreter shutdown: torch's threads may block it
+    os._exit(FAULT_EXIT_CODE if scheduler.faults else 0)  # skip interpreter shutdown: torch's threads may block it
 
 
-def _run_roles(order: WorkerSpec, run: RunDirectory, turns: RoleScheduler) -> None:
-    told = msgspec.json.decode(order.plan)
-    plan = make_plan(unflatten(told["config"]), msgspec.convert(told["spec"], EnvSpec))
-    plan = replace(plan, resume=order.resume)
+def _run_roles(worker_spec: WorkerSpec, run: RunDirectory, scheduler: RoleScheduler) -> None:
+    received = msgspec.json.decode(worker_spec.plan)
+    plan = make_plan(unflatten(received["config"]), msgspec.convert(received["spec"], EnvSpec))
+    plan = replace(plan, resume=worker_spec.resume)
     configure_torch(plan.config)
-    room = Path(order.room)
-    control = ShmControl(room / "control")
-    if not _wait_for_channel(plan, order, room, control):
+    shared_dir = Path(worker_spec.shared_dir)
+    control = ShmControl(shared_dir / "control")
+    if not _wait_for_channel(plan, worker_spec, shared_dir, control):
         return
-    into = run.profile if plan.config.flow.profile else None
-    with sample_roles(_build_roles(plan, order, room, run, control), into, waiting=order.place) as turns.live:
-        host = next(role for role in turns.live if role.name == order.place)  # the slot's other roles end with it
-        bell = Wakeup(room / f"bell-{order.place}")
-        idle_s = IDLE_S[order.place.partition("-")[0]]
-        if plan.config.mode == "workers" and not plan.config.by_gradients and order.place == "learner":
+    profile_dir = run.profile if plan.config.flow.profile else None
+    with sample_roles(
+        _build_roles(plan, worker_spec, shared_dir, run, control), profile_dir, waiting=worker_spec.worker_slot
+    ) as scheduler.roles:
+        host_role = next(
+            role for role in scheduler.roles if role.name == worker_spec.worker_slot
+        )  # the slot's other roles end with it
+        wakeup = Wakeup(shared_dir / f"wakeup-{worker_spec.worker_slot}")
+        idle_s = IDLE_S[worker_spec.worker_slot.partition("-")[0]]
+        if plan.config.mode == "workers" and not plan.config.by_gradients and worker_spec.worker_slot == "learner":
             idle_s = TABULAR_LEARNER_IDLE_S
-        while not host.done and not turns.faults:
-            control.heartbeat(order.number)
-            if not turns.once():
-                bell.wait(idle_s)
-        turns.close()
+        while not host_role.done and not scheduler.faults:
+            control.heartbeat(worker_spec.slot_index)
+            if not scheduler.step():
+                wakeup.wait(idle_s)
+        scheduler.close()
 
 
-def _build_roles(plan: Plan, order: WorkerSpec, room: Path, run: RunDirectory, control: ShmControl) -> list[Any]:
+def _build_roles(
+    plan: Plan, worker_spec: WorkerSpec, shared_dir: Path, run: RunDirectory, control: ShmControl
+) -> list[Any]:
     from steppe.runtimes.builder import build_role
 
-    channel = _open_channel(plan, order.place, room, run)
-    weights, clock, table = ShmWeights(room, plan.readers), RunClock(), open_shared_table(room, plan)
-    rpc_server = SocketRpcServer(rpc_socket_path(room, order.place)) if order.place in plan.replay else None
-    ending = _bind_kind(control, "learner", order.number)
-    lines = [SocketRpcClient(name, rpc_socket_path(room, name), lambda: ending() >= FINISH) for name in plan.replay]
+    channel = _open_channel(plan, worker_spec.worker_slot, shared_dir, run)
+    weights, clock, table = ShmWeights(shared_dir, plan.readers), RunClock(), open_shared_table(shared_dir, plan)
+    rpc_server = (
+        SocketRpcServer(rpc_socket_path(shared_dir, worker_spec.worker_slot))
+        if worker_spec.worker_slot in plan.replay
+        else None
+    )
+    ending = _bind_kind(control, "learner", worker_spec.slot_index)
+    rpc_clients = [
+        SocketRpcClient(name, rpc_socket_path(shared_dir, name), lambda: ending() >= FINISH) for name in plan.replay
+    ]
     roles = []
-    for spec in plan.places()[order.place]:
+    for spec in plan.worker_slots()[worker_spec.worker_slot]:
         context = Context(
             run.id,
             spec.name,
             channel,
             weights,
             run.board,
-            _bind_kind(control, spec.kind, order.number),
+            _bind_kind(control, spec.kind, worker_spec.slot_index),
             clock,
             trace_spans=plan.config.flow.trace_spans,
-            epoch=order.epoch,
-            heartbeat=lambda: control.heartbeat(order.number),
+            epoch=worker_spec.epoch,
+            heartbeat=lambda: control.heartbeat(worker_spec.slot_index),
             table=table,
-            replay_clients=lines if spec.kind == "learner" else (),
+            replay_clients=rpc_clients if spec.kind == "learner" else (),
             rpc_server=rpc_server,
             commands=lambda after: run.board.read(COMMANDS, after),
         )
@@ -156,50 +168,50 @@ def _build_roles(plan: Plan, order: WorkerSpec, room: Path, run: RunDirectory, c
     return roles
 
 
-def _open_channel(plan: Plan, place: str, room: Path, run: RunDirectory) -> ShmChannel:
+def _open_channel(plan: Plan, worker_slot: str, shared_dir: Path, run: RunDirectory) -> ShmChannel:
     """Open the channel that the supervisor created.
 
     For gradients, whose size depends on the agent, the learner's process creates it.
     """
     if not plan.config.by_gradients:
-        return ShmChannel(room, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
-    if place == "learner":
-        return create_gradient_channel(plan, room, run)
+        return ShmChannel(shared_dir, plan.segment, run.id, plan.num_writers, plan.slots_per_actor)
+    if worker_slot == "learner":
+        return create_gradient_channel(plan, shared_dir, run)
     from steppe.runtimes.builder import channel_spec
 
-    about = (room, channel_spec(plan), run.id, plan.num_writers, plan.slots_per_actor)
-    return ShmChannel(*about, writer="worker")
+    channel_args = (shared_dir, channel_spec(plan), run.id, plan.num_writers, plan.slots_per_actor)
+    return ShmChannel(*channel_args, writer="worker")
 
 
 def create_gradient_channel(plan: Plan, shared_dir: Path, run: RunDirectory, agent: Agent | None = None) -> ShmChannel:
     """Create the channel for gradients of the agent's size, and make it visible to the workers when it is complete."""
     from steppe.runtimes.builder import channel_spec
 
-    about = (shared_dir, channel_spec(plan, agent), run.id, plan.num_writers, plan.slots_per_actor)
-    channel = ShmChannel(*about, create=True, hidden=True, writer="worker")
+    channel_args = (shared_dir, channel_spec(plan, agent), run.id, plan.num_writers, plan.slots_per_actor)
+    channel = ShmChannel(*channel_args, create=True, hidden=True, writer="worker")
     prime_channel(channel, plan, run)
     channel.show()
     return channel
 
 
-def _wait_for_channel(plan: Plan, order: WorkerSpec, room: Path, control: ShmControl) -> bool:
+def _wait_for_channel(plan: Plan, worker_spec: WorkerSpec, shared_dir: Path, control: ShmControl) -> bool:
     """Wait until the learner's process has created the channel; return False if the run ends before that."""
-    kind = order.place.partition("-")[0]
+    kind = worker_spec.worker_slot.partition("-")[0]
     if not plan.config.by_gradients or kind == "learner":
         return True
-    bell = Wakeup(room / f"bell-{order.place}")
-    while not (room / "channel").exists():
+    wakeup = Wakeup(shared_dir / f"wakeup-{worker_spec.worker_slot}")
+    while not (shared_dir / "channel").exists():
         if control.get(kind) >= FINISH:
             return False
-        control.heartbeat(order.number)
-        bell.wait(POLL_INTERVAL_S)
-    bell.close()
+        control.heartbeat(worker_spec.slot_index)
+        wakeup.wait(POLL_INTERVAL_S)
+    wakeup.close()
     return True
 
 
 def rpc_socket_path(shared_dir: Path, worker_slot: str) -> Path:
     """Return the path of a replay role's RPC socket."""
-    return shared_dir / f"desk-{worker_slot}"
+    return shared_dir / f"rpc-{worker_slot}"
 
 
 def open_shared_table(shared_dir: Path, plan: Plan) -> ShmTable | None:
@@ -211,8 +223,8 @@ def open_shared_table(shared_dir: Path, plan: Plan) -> ShmTable | None:
     return ShmTable(shared_dir)
 
 
-def _bind_kind(control: ShmControl, kind: str, place: int) -> Callable[[], int]:
-    return lambda: STOP if control.dismissed(place) else control.get(kind)
+def _bind_kind(control: ShmControl, kind: str, slot_index: int) -> Callable[[], int]:
+    return lambda: STOP if control.dismissed(slot_index) else control.get(kind)
 
 
 def _apply_environment(environ: dict[str, str], script: references.Script | None) -> None:
@@ -230,11 +242,18 @@ def exit_after_grace(number: int, frame: types.FrameType | None) -> None:
     timer.start()
 
 
-def _report_fault(run: RunDirectory, order: WorkerSpec, fault: Fault) -> None:
+def _report_fault(run: RunDirectory, worker_spec: WorkerSpec, fault: Fault) -> None:
     """Report a fault to the supervisor through a file in the shared directory, and post it to the event log."""
     with contextlib.suppress(FileNotFoundError):  # the supervisor has already removed the directory
-        fault_file(Path(order.room), order.place).write_bytes(msgspec.json.encode(asdict(fault)))
-    details = {"place": order.place, "reason": fault.reason, "message": fault.message, "details": fault.details}
+        fault_file(Path(worker_spec.shared_dir), worker_spec.worker_slot).write_bytes(
+            msgspec.json.encode(asdict(fault))
+        )
+    details = {
+        "place": worker_spec.worker_slot,
+        "reason": fault.reason,
+        "message": fault.message,
+        "details": fault.details,
+    }
     run.board.post(EVENTS, EventReport(run=run.id, kind="fault", role=fault.role, details=details).record())
 
 

@@ -76,12 +76,12 @@ class RayHandle(SubprocessHandle):
     reap_s = 8.0  # a cluster takes longer to shut down than a process
 
     def __init__(self, plan: Plan, directory: RunDirectory) -> None:
-        self._room = make_shared_dir("ray", 1, base=Path("/tmp"))  # a short path: Ray creates sockets in it
+        self._shared_dir = make_shared_dir("ray", 1, base=Path("/tmp"))  # a short path: Ray creates sockets in it
         path = json.dumps(import_path())
         try:
-            super().__init__(plan, directory, [sys.executable, "-P", "-c", BOOTSTRAP_CODE, path, str(self._room)])
+            super().__init__(plan, directory, [sys.executable, "-P", "-c", BOOTSTRAP_CODE, path, str(self._shared_dir)])
         except BaseException:
-            remove_shared_dir(self._room)
+            remove_shared_dir(self._shared_dir)
             raise
 
     def _terminate(self) -> None:
@@ -89,17 +89,17 @@ class RayHandle(SubprocessHandle):
             super()._terminate()
         finally:
             self._keep_logs()
-            remove_shared_dir(self._room)
+            remove_shared_dir(self._shared_dir)
 
     def _explain(self) -> Fault:
         fault = super()._explain()
-        return Fault(fault.role, fault.reason, f"{fault.message} (is the cluster's head still there?)", fault.details)
+        return Fault(fault.role, fault.reason, f"{fault.message} (is the cluster's head still running?)", fault.details)
 
     def _keep_logs(self) -> None:
         """Copy the cluster's own error logs to the run directory, if the run failed."""
         if self._fault is None:
             return
-        for found in self._room.glob("session_2*/logs/*.err"):
+        for found in self._shared_dir.glob("session_2*/logs/*.err"):
             if found.stat().st_size:
                 with contextlib.suppress(OSError):
                     shutil.copy(found, self._directory.path / "logs" / f"ray-{found.name}")

@@ -40,7 +40,7 @@ class RayCluster:
         self._joined = not self._ray.is_initialized()
         if self._joined:
             self._connect(plan, scratch)
-        self._here = self._ray.get_runtime_context().get_node_id()
+        self._driver_node = self._ray.get_runtime_context().get_node_id()
         self._heads = dict(_head_process_handles()) if self._joined and plan.config.ray.address is None else {}
 
     def _connect(self, plan: Plan, scratch: str | None) -> None:
@@ -54,7 +54,7 @@ class RayCluster:
             return
         self._ray.init(
             address="local",
-            num_cpus=max(os.cpu_count() or 1, math.ceil(_cpus(plan))),
+            num_cpus=max(os.cpu_count() or 1, math.ceil(_num_cpus(plan))),
             object_store_memory=store_bytes(plan),
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
@@ -66,21 +66,21 @@ class RayCluster:
     def require_resources(self, plan: Plan) -> None:
         """Raise unless the cluster's total resources suffice for the run."""
         config, nodes = plan.config.ray, self.nodes()
-        has: Counter[str] = Counter()
+        available: Counter[str] = Counter()
         for node in nodes.values():
-            has.update(node["Resources"])
-        needs = {"CPU": _cpus(plan), "GPU": self.learner_gpus(plan.config) + config.actor_gpus * _actors(plan)}
-        needs |= {name: amount * _actors(plan) for name, amount in config.actor_resources.items()}
+            available.update(node["Resources"])
+        needs = {"CPU": _num_cpus(plan), "GPU": self.learner_gpus(plan.config) + config.actor_gpus * _num_actors(plan)}
+        needs |= {name: amount * _num_actors(plan) for name, amount in config.actor_resources.items()}
         for name, amount in needs.items():
-            if amount > has[name]:
+            if amount > available[name]:
                 raise UsageError(
-                    f"this run takes {amount:g} of Ray's {name}, but the cluster has {has[name]:g}: use fewer --actors, "
+                    f"this run takes {amount:g} of Ray's {name}, but the cluster has {available[name]:g}: use fewer --actors, "
                     f"or set ray.actor_cpus, ray.actor_gpus or ray.actor_resources"
                 )
-        if config.actors_per_node is not None and config.actors_per_node * len(nodes) < _actors(plan):
+        if config.actors_per_node is not None and config.actors_per_node * len(nodes) < _num_actors(plan):
             raise UsageError(
                 f"with ray.actors_per_node={config.actors_per_node} the cluster's {len(nodes)} nodes have no room for "
-                f"{_actors(plan)} actors"
+                f"{_num_actors(plan)} actors"
             )
         smallest = min(node["Resources"].get("object_store_memory", 0.0) for node in nodes.values())
         if 2 * plan.channel_bytes > smallest:
@@ -100,24 +100,28 @@ class RayCluster:
         """Return the live nodes by id."""
         return {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
 
-    def seat(self, plan: Plan, place: str, taken: Mapping[str, int]) -> Any:
+    def acquire_actor(self, plan: Plan, worker_slot: str, taken: Mapping[str, int]) -> Any:
         """Return a Ray actor for a worker slot: its released one, or a new one on a node by the plan's placement rules.
 
         `taken` counts this run's actors by node.
         """
-        options, rules = self._options(plan, place), plan.config.ray
-        known, seat = self._idle_actors.pop(place, (None, None))
+        options, rules = self._options(plan, worker_slot), plan.config.ray
+        known, ray_actor = self._idle_actors.pop(worker_slot, (None, None))
         if known == (options, rules):
-            return seat
-        if seat is not None:
-            self._ray.kill(seat)
-        return self._ray.remote(RayWorkerActor).options(**options, **self._where(plan, place, taken)).remote()
+            return ray_actor
+        if ray_actor is not None:
+            self._ray.kill(ray_actor)
+        return (
+            self._ray.remote(RayWorkerActor)
+            .options(**options, **self._scheduling_options(plan, worker_slot, taken))
+            .remote()
+        )
 
-    def release_actor(self, plan: Plan, place: str, seat: Any) -> None:
+    def release_actor(self, plan: Plan, worker_slot: str, ray_actor: Any) -> None:
         """Keep a Ray actor, with its imports, for another run."""
-        self._idle_actors[place] = ((self._options(plan, place), plan.config.ray), seat)
+        self._idle_actors[worker_slot] = ((self._options(plan, worker_slot), plan.config.ray), ray_actor)
 
-    def lost(self) -> str | None:
+    def ended_head_process(self) -> str | None:
         """Return which process of the run's own cluster head has ended, or None."""
         ended, _, _ = select.select(list(self._heads), [], [], 0.0)
         return self._heads[ended[0]] if ended else None
@@ -131,8 +135,8 @@ class RayCluster:
 
     def close(self) -> None:
         """Kill idle Ray actors, and disconnect if this object connected: only the run's own cluster shuts down."""
-        for _, seat in self._idle_actors.values():
-            self._ray.kill(seat)
+        for _, ray_actor in self._idle_actors.values():
+            self._ray.kill(ray_actor)
         self._idle_actors.clear()
         for handle in self._heads:
             os.close(handle)
@@ -140,63 +144,65 @@ class RayCluster:
         if self._joined:
             self._ray.shutdown()
 
-    def _options(self, plan: Plan, place: str) -> dict[str, Any]:
+    def _options(self, plan: Plan, worker_slot: str) -> dict[str, Any]:
         config = plan.config.ray
         more: dict[str, Any] = {"num_cpus": 0}
-        if place == "learner":
+        if worker_slot == "learner":
             more = {"num_cpus": config.learner_cpus, "num_gpus": self.learner_gpus(plan.config)}
-        elif place.startswith(WRITERS):
+        elif worker_slot.startswith(WRITERS):
             more = {"num_cpus": config.actor_cpus, "num_gpus": config.actor_gpus, "resources": config.actor_resources}
-        callers = _actors(plan) if place == "learner" and plan.uses_table else 0
+        callers = _num_actors(plan) if worker_slot == "learner" and plan.uses_table else 0
         return {
             "max_concurrency": max(4, plan.slots_per_actor) + EXTRA_CALL_THREADS + callers,
             "max_restarts": 0,
             **more,
         }
 
-    def _where(self, plan: Plan, place: str, taken: Mapping[str, int]) -> dict[str, Any]:
+    def _scheduling_options(self, plan: Plan, worker_slot: str, taken: Mapping[str, int]) -> dict[str, Any]:
         """Return scheduling options: learner and manager on the driver's node, where the run directory is; replay on
         the nodes in turn, the driver's last; actors by the configured placement."""
         config = plan.config.ray
-        if place in plan.replay:  # needs no resources, so it always fits
-            others = sorted(self.nodes(), key=lambda node: (node == self._here, node))
-            return self._on(others[plan.replay.index(place) % len(others)], soft=False)
-        if not place.startswith(WRITERS):
-            if place == "learner" and self.learner_gpus(plan.config) > 0:
+        if worker_slot in plan.replay:  # needs no resources, so it always fits
+            others = sorted(self.nodes(), key=lambda node: (node == self._driver_node, node))
+            return self._on_node(others[plan.replay.index(worker_slot) % len(others)], soft=False)
+        if not worker_slot.startswith(WRITERS):
+            if worker_slot == "learner" and self.learner_gpus(plan.config) > 0:
                 return {}
-            takes_nothing = place == "manager" or not config.learner_cpus  # always fits: Ray would place it anywhere
-            return self._on(self._here, soft=not takes_nothing)
+            takes_nothing = (
+                worker_slot == "manager" or not config.learner_cpus
+            )  # always fits: Ray would place it anywhere
+            return self._on_node(self._driver_node, soft=not takes_nothing)
         if config.actors_per_node is None:
             return {"scheduling_strategy": "SPREAD" if config.placement == "spread" else "DEFAULT"}
-        return self._on(self._choose(config, taken), soft=False)
+        return self._on_node(self._choose_node(config, taken), soft=False)
 
-    def _choose(self, config: RayConfig, taken: Mapping[str, int]) -> str:
+    def _choose_node(self, config: RayConfig, taken: Mapping[str, int]) -> str:
         limit = config.actors_per_node or 0
-        order = sorted(self.nodes(), key=lambda node: (node != self._here, node))
-        free = [node for node in order if taken.get(node, 0) < limit]
+        candidates = sorted(self.nodes(), key=lambda node: (node != self._driver_node, node))
+        free = [node for node in candidates if taken.get(node, 0) < limit]
         if not free:
             raise UsageError(f"no node of the cluster has room for another actor (ray.actors_per_node={limit})")
         return min(free, key=lambda node: taken.get(node, 0)) if config.placement == "spread" else free[0]
 
-    def _on(self, node: str, *, soft: bool) -> dict[str, Any]:
+    def _on_node(self, node: str, *, soft: bool) -> dict[str, Any]:
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=soft)
         return {"scheduling_strategy": strategy}
 
 
 def store_bytes(plan: Plan) -> int:
     """Return the size of the object store of the run's own cluster."""
-    asked = plan.config.ray.object_store_mb
-    under_way = plan.channel_bytes + 2 * plan.segment.nbytes * len(plan.replay)  # sent to replay, as transitions
-    return asked << 20 if asked is not None else 4 * under_way + STORE_BYTES
+    configured_mb = plan.config.ray.object_store_mb
+    in_flight_bytes = plan.channel_bytes + 2 * plan.segment.nbytes * len(plan.replay)  # sent to replay, as transitions
+    return configured_mb << 20 if configured_mb is not None else 4 * in_flight_bytes + STORE_BYTES
 
 
-def _actors(plan: Plan) -> int:
+def _num_actors(plan: Plan) -> int:
     """Return the number of actors with their own worker slot."""
-    return sum(place.startswith(WRITERS) for place in plan.places())
+    return sum(worker_slot.startswith(WRITERS) for worker_slot in plan.worker_slots())
 
 
-def _cpus(plan: Plan) -> float:
-    return plan.config.ray.learner_cpus + plan.config.ray.actor_cpus * _actors(plan)
+def _num_cpus(plan: Plan) -> float:
+    return plan.config.ray.learner_cpus + plan.config.ray.actor_cpus * _num_actors(plan)
 
 
 def _head_process_handles() -> Iterator[tuple[int, str]]:

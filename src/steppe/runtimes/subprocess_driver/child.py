@@ -30,55 +30,55 @@ class ReportingHandle(Handle, Protocol):
 
 def reserve_stdout_for_replies() -> int:
     """Reserve standard output for replies and return its descriptor; other output now goes to standard error."""
-    answers = os.dup(1)
+    reply_fd = os.dup(1)
     os.dup2(2, 1)
-    return answers
+    return reply_fd
 
 
 def relay_commands(
-    words: LineReader, answers: int, log: str, launch: Callable[[LaunchSpec, RunDirectory], ReportingHandle]
+    requests: LineReader, reply_fd: int, log: str, launch: Callable[[LaunchSpec, RunDirectory], ReportingHandle]
 ) -> None:
     """Launch the supervisor's LaunchSpec, then relay its requests and the roles' state until it sends `close_s`.
 
     Raises EOFError if the supervisor is gone.
     """
-    order = msgspec.json.decode(words.first(), type=LaunchSpec)
-    references.set_main_script(order.script)
-    directory = RunDirectory.open(Path(order.directory))
+    launch_spec = msgspec.json.decode(requests.first(), type=LaunchSpec)
+    references.set_main_script(launch_spec.script)
+    directory = RunDirectory.open(Path(launch_spec.directory))
     redirect_output(directory.path / "logs" / log)
-    handle = launch(order, directory)
-    told: dict[str, Any] = {}
+    handle = launch(launch_spec, directory)
+    sent: dict[str, Any] = {}
     while True:
         handle.advance(POLL_INTERVAL_S)
-        for line in words.now():
-            word = msgspec.json.decode(line)
-            if "close_s" in word:
-                handle.close(word["close_s"])
+        for line in requests.now():
+            request = msgspec.json.decode(line)
+            if "close_s" in request:
+                handle.close(request["close_s"])
                 directory.board.flush()
                 directory.store.close()
                 return
-            handle.ask(word["kind"], word["what"])
+            handle.ask(request["kind"], request["what"])
         state = handle.state()
-        if state != told:
-            send_reply(answers, state)
-            told = state
+        if state != sent:
+            send_reply(reply_fd, state)
+            sent = state
 
 
-def send_reply(answers: int, words: dict[str, Any]) -> None:
+def send_reply(reply_fd: int, message: dict[str, Any]) -> None:
     """Send a message to the supervisor."""
-    data = memoryview(msgspec.json.encode(words) + b"\n")
+    data = memoryview(msgspec.json.encode(message) + b"\n")
     while data:
-        data = data[os.write(answers, data) :]
+        data = data[os.write(reply_fd, data) :]
 
 
 class LineReader:
     """Read lines from a pipe; raises EOFError at its end."""
 
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._poll = select.poll()
-        self._poll.register(handle, select.POLLIN)
-        self._rest = b""
+        self._poll.register(descriptor, select.POLLIN)
+        self._partial_line = b""
 
     def first(self) -> bytes:
         """Block until a line arrives and return it."""
@@ -91,8 +91,8 @@ class LineReader:
         """Return the complete lines that arrive within `timeout_s`; None waits indefinitely."""
         if not self._poll.poll(None if timeout_s is None else timeout_s * 1000):
             return []
-        data = os.read(self._handle, 1 << 20)
+        data = os.read(self._descriptor, 1 << 20)
         if not data:
             raise EOFError
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         return lines

@@ -40,9 +40,9 @@ class SubprocessHandle:
     def __init__(self, plan: Plan, directory: RunDirectory, command: Sequence[str]) -> None:
         self._plan, self._directory = plan, directory
         self._state: dict[str, Any] = {"ended": [], "faults": [], "ranks": {}}
-        self._rest = b""
-        self._sizes: dict[str, int | None] = {}
-        self._handles: dict[tuple[str, int], int] = {}  # worker slot and pid → pidfd of its process
+        self._partial_line = b""
+        self._rss_bytes: dict[str, int | None] = {}
+        self._pidfds: dict[tuple[str, int], int] = {}  # worker slot and pid → pidfd of its process
         self._exit_announced = self._closed = False
         self._fault: Fault | None = None
         self._oom_kills = oom_kills()
@@ -50,7 +50,7 @@ class SubprocessHandle:
         self._process = self._start(command)
         assert self._process.stdout is not None
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        self._say(msgspec.to_builtins(LaunchSpec.of(plan, directory, references.main_script())))
+        self._send(msgspec.to_builtins(LaunchSpec.of(plan, directory, references.main_script())))
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         logs = self._directory.path / "logs"
@@ -61,40 +61,40 @@ class SubprocessHandle:
             return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True, bufsize=0)
 
     def advance(self, timeout_s: float) -> None:
-        for place, rank in self._state["ranks"].items():
-            self._sizes[place] = rss_bytes(rank["pid"]) or self._sizes.get(place)
-        self._listen(timeout_s)
+        for worker_slot, rank in self._state["ranks"].items():
+            self._rss_bytes[worker_slot] = rss_bytes(rank["pid"]) or self._rss_bytes.get(worker_slot)
+        self._wait_for_messages(timeout_s)
 
     def ended(self, kind: str) -> bool:
-        places = {role.place for role in self._plan.roles if role.kind == kind}
-        return self._gone or places <= set(self._state["ended"])
+        worker_slots = {role.worker_slot for role in self._plan.roles if role.kind == kind}
+        return self._child_ended or worker_slots <= set(self._state["ended"])
 
     def faults(self) -> list[Fault]:
-        self._listen(0.0)
-        if self._gone and not self._closed and self._fault is None:
+        self._wait_for_messages(0.0)
+        if self._child_ended and not self._closed and self._fault is None:
             self._fault = self._explain()
-        told = [msgspec.convert(fault, Fault) for fault in self._state["faults"]]
-        return told + ([self._fault] if self._fault is not None else [])
+        reported = [msgspec.convert(fault, Fault) for fault in self._state["faults"]]
+        return reported + ([self._fault] if self._fault is not None else [])
 
     def ask(self, kind: str, what: int) -> None:
-        self._say({"kind": kind, "what": what})
+        self._send({"kind": kind, "what": what})
 
     def close(self, timeout_s: float) -> None:
         if self._closed:
             return
-        gone, self._closed = self._gone, True
+        gone, self._closed = self._child_ended, True
         try:
             if not gone:
                 for kind in ROLE_KINDS:
                     if kind != REPLAY:  # ends after the learner: the child's `close` takes care of that
                         self.ask(kind, STOP)
-                self._say({"close_s": timeout_s})
+                self._send({"close_s": timeout_s})
                 self._wait_for_exit(timeout_s)
         finally:  # also if a second Ctrl-C interrupts the wait
             self._terminate()
 
     @property
-    def _gone(self) -> bool:
+    def _child_ended(self) -> bool:
         """Whether the child process has ended."""
         return self._process.poll() is not None
 
@@ -105,67 +105,67 @@ class SubprocessHandle:
         message = f"{self.name} ended with exit code {code}; its output is in logs/{self.log}"
         return Fault(self.name, "role_died", message, {"traceback": log[-4000:]})
 
-    def _found(self, place: str, handle: int) -> None:
+    def _process_found(self, worker_slot: str, pidfd: int) -> None:
         """Handle a newly reported process of a role on this host; `handle` is its pidfd."""
 
-    def _lost(self, place: str) -> None:
+    def _process_ended(self, worker_slot: str) -> None:
         """Handle the end of a process that `_found` registered with the selector."""
 
-    def _say(self, words: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the child is gone
-            self._process.stdin.write(msgspec.json.encode(words) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(message) + b"\n")
 
-    def _listen(self, timeout_s: float) -> None:
-        if self._gone:
+    def _wait_for_messages(self, timeout_s: float) -> None:
+        if self._child_ended:
             return
         for key, _ in self._selector.select(timeout_s):  # in the order in which they happened
             if key.fileobj is self._process.stdout:
-                self._hear()
+                self._receive()
             elif not self._closed:
-                self._lost(key.data)
+                self._process_ended(key.data)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         assert self._process.stdout is not None
         data = os.read(self._process.stdout.fileno(), 1 << 20)
         if not data:
             self._selector.unregister(self._process.stdout)
             self._process.wait(self.reap_s)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
-            words = msgspec.json.decode(line)
-            self._exit_announced = self._exit_announced or "farewell" in words
-            self._state.update(words)
-        self._hold()
+            message = msgspec.json.decode(line)
+            self._exit_announced = self._exit_announced or "exiting" in message
+            self._state.update(message)
+        self._open_pidfds()
 
-    def _hold(self) -> None:
+    def _open_pidfds(self) -> None:
         """Open a pidfd of every role's process on this host, if the system supports it."""
         if not hasattr(os, "pidfd_open"):
             return
-        for place, rank in self._state["ranks"].items():
-            key = (place, rank["pid"])
-            if key not in self._handles and rank["host"] == socket.gethostname():
+        for worker_slot, rank in self._state["ranks"].items():
+            key = (worker_slot, rank["pid"])
+            if key not in self._pidfds and rank["host"] == socket.gethostname():
                 with contextlib.suppress(ProcessLookupError):
-                    self._handles[key] = os.pidfd_open(rank["pid"])
-                    self._found(place, self._handles[key])
+                    self._pidfds[key] = os.pidfd_open(rank["pid"])
+                    self._process_found(worker_slot, self._pidfds[key])
 
     def _wait_for_exit(self, timeout_s: float) -> None:
-        all_ended = set(self._plan.places()) <= set(self._state["ended"])
+        all_ended = set(self._plan.worker_slots()) <= set(self._state["ended"])
         deadline = time.monotonic() + (max(timeout_s, self.reap_s) if all_ended else timeout_s)
         while not self._exit_announced and self._process.poll() is None and (left_s := deadline - time.monotonic()) > 0:
-            self._listen(left_s)
+            self._wait_for_messages(left_s)
 
     def _terminate(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(self.reap_s if self._exit_announced or self._gone else 0.0)
+            self._process.wait(self.reap_s if self._exit_announced or self._child_ended else 0.0)
         self._process.kill()
         self._process.wait()
-        for handle in self._handles.values():
+        for pidfd in self._pidfds.values():
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-            select.select([handle], [], [], self.reap_s)
-            os.close(handle)
-        self._handles.clear()
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [], self.reap_s)
+            os.close(pidfd)
+        self._pidfds.clear()
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

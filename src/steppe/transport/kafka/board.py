@@ -80,9 +80,9 @@ class KafkaBoard:
             numbers.append(0 if error is not None else message.offset() + 1)
 
         text = json.dumps(record, separators=(",", ":")).encode()
-        about = [("run", self._connection.run.encode()), ("origin", self._origin)]
+        headers = [("run", self._connection.run.encode()), ("origin", self._origin)]
         name, key = self._connection.topic(topic), self._connection.key(topic)
-        self._waiting.append((name, text, key, about, delivered))
+        self._waiting.append((name, text, key, headers, delivered))
         self._send()
         until = time.monotonic() + POST_S
         while not numbers and not self._late and (left_s := until - time.monotonic()) > 0:
@@ -97,9 +97,9 @@ class KafkaBoard:
         """Pass waiting records to the client in order, until its queue is full or it does not know the topic yet."""
         try:
             while self._waiting:
-                name, text, key, about, delivered = self._waiting[0]
+                name, text, key, headers, delivered = self._waiting[0]
                 with map_produce_errors(name):
-                    self._producer.produce(name, text, key, 0, on_delivery=delivered, headers=about)
+                    self._producer.produce(name, text, key, 0, on_delivery=delivered, headers=headers)
                 self._waiting.popleft()
         except BufferError:
             pass
@@ -120,8 +120,8 @@ class KafkaBoard:
             stop = min(high, start + limit)
             messages = read_range(self._consumer, name, 0, start, stop)
             own = [message for message in messages if decode_headers(message).get("run") == run]
-            told = [(message.offset() + 1, self._record(topic, message)) for message in own]
-            found += [(number, record) for number, record in told if record is not None]
+            records = [(message.offset() + 1, self._record(topic, message)) for message in own]
+            found += [(number, record) for number, record in records if record is not None]
             start = stop
         if len(found) <= limit:
             self._scanned_to[topic] = (found[-1][0] if found else after, start)

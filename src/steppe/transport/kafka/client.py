@@ -61,7 +61,7 @@ class KafkaConnection:
 
     config: KafkaConfig
     run: str
-    since: tuple[tuple[str, int, int], ...] = ()  # topic, partition, first offset that may be this run's
+    start_offsets: tuple[tuple[str, int, int], ...] = ()  # topic, partition, first offset that may be this run's
 
     def topic(self, name: str) -> str:
         return self.config.prefix + name
@@ -74,12 +74,14 @@ class KafkaConnection:
     def ends(self, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
         """Return first and end offset of what may be this run's; of the whole partition if the topic was recreated."""
         low, high = get_watermarks(consumer, topic, partition)
-        begun = max((offset for name, number, offset in self.since if (name, number) == (topic, partition)), default=0)
-        return (max(low, begun) if begun <= high else low), high
+        run_start = max(
+            (offset for name, number, offset in self.start_offsets if (name, number) == (topic, partition)), default=0
+        )
+        return (max(low, run_start) if run_start <= high else low), high
 
-    def key(self, what: object) -> bytes:
+    def key(self, settings: object) -> bytes:
         """Return the key of messages that belong to a part of this run."""
-        return f"{self.run}/{what}".encode()
+        return f"{self.run}/{settings}".encode()
 
     def producer(self, **more: Any) -> Any:
         """Return an idempotent producer: while it lives, its messages arrive exactly once and in order."""
@@ -171,22 +173,24 @@ def security(config: KafkaConfig) -> dict[str, Any]:
 
 def ensure_topics(connection: KafkaConnection, timeout_s: float = 30.0) -> list[str]:
     """Create missing topics. Returns one sentence for each setting in which an existing topic differs."""
-    kafka, wanted = import_kafka(), topic_settings(connection)
-    there = connection.fetch_metadata().topics
-    missing = [name for name in wanted if name not in there]
+    kafka, expected = import_kafka(), topic_settings(connection)
+    existing = connection.fetch_metadata().topics
+    missing = [name for name in expected if name not in existing]
     admin = connection.admin()
-    fresh = [
-        kafka.admin.NewTopic(name, wanted[name][0], connection.config.replicas, config=wanted[name][1])
+    new_topics = [
+        kafka.admin.NewTopic(name, expected[name][0], connection.config.replicas, config=expected[name][1])
         for name in missing
     ]
-    for name, made in admin.create_topics(fresh, request_timeout=timeout_s).items() if fresh else ():
+    for name, future in admin.create_topics(new_topics, request_timeout=timeout_s).items() if new_topics else ():
         try:
-            made.result()
+            future.result()
         except kafka.KafkaException as error:
             if error.args[0].code() != kafka.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise Unreachable(f"the topic {name} cannot be created: {describe_error(error)}") from None
-    _await_topics(connection, list(wanted), timeout_s)
-    return _find_config_drift(connection, admin, {name: wanted[name] for name in wanted if name in there}, there)
+    _await_topics(connection, list(expected), timeout_s)
+    return _find_config_drift(
+        connection, admin, {name: expected[name] for name in expected if name in existing}, existing
+    )
 
 
 def topic_settings(connection: KafkaConnection) -> dict[str, tuple[int, dict[str, str]]]:
@@ -219,47 +223,47 @@ def topic_settings(connection: KafkaConnection) -> dict[str, tuple[int, dict[str
     }
     for name in TOPICS:
         plan[name] = (1, kept if name.startswith("metrics") else {**kept, "retention.ms": "-1"})
-    return {connection.topic(name): what for name, what in plan.items()}
+    return {connection.topic(name): settings for name, settings in plan.items()}
 
 
 def _find_config_drift(
-    connection: KafkaConnection, admin: Any, wanted: Mapping[str, tuple[int, dict[str, str]]], there: Any
+    connection: KafkaConnection, admin: Any, expected: Mapping[str, tuple[int, dict[str, str]]], existing: Any
 ) -> list[str]:
-    kafka, words = import_kafka(), []
-    asked = [kafka.admin.ConfigResource(kafka.admin.ResourceType.TOPIC, name) for name in wanted]
-    found = admin.describe_configs(asked, request_timeout=REACH_S) if asked else {}
-    for resource, answer in found.items():
-        partitions, settings = wanted[resource.name]
-        have = len(there[resource.name].partitions)
+    kafka, problems = import_kafka(), []
+    resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType.TOPIC, name) for name in expected]
+    found = admin.describe_configs(resources, request_timeout=REACH_S) if resources else {}
+    for resource, future in found.items():
+        partitions, settings = expected[resource.name]
+        have = len(existing[resource.name].partitions)
         if have != partitions and resource.name != connection.topic(EXPERIENCES):
-            words.append(f"topic {resource.name} has {have} partitions instead of {partitions}")
+            problems.append(f"topic {resource.name} has {have} partitions instead of {partitions}")
         try:
-            actual = answer.result()
+            actual = future.result()
         except kafka.KafkaException as error:
-            words.append(f"the settings of topic {resource.name} cannot be read: {describe_error(error)}")
+            problems.append(f"the settings of topic {resource.name} cannot be read: {describe_error(error)}")
             continue
         for name, value in settings.items():
             if name in actual and actual[name].value != value:
-                words.append(f"topic {resource.name} has {name}={actual[name].value} instead of {value}")
-    return words
+                problems.append(f"topic {resource.name} has {name}={actual[name].value} instead of {value}")
+    return problems
 
 
 def _await_topics(connection: KafkaConnection, names: list[str], timeout_s: float) -> None:
     """Wait until the topics have leaders: a new topic has none for a moment."""
     until = time.monotonic() + timeout_s
     while True:
-        there = connection.fetch_metadata().topics
-        led = [name for name in names if name in there and _led(there[name])]
-        if len(led) == len(names):
+        existing = connection.fetch_metadata().topics
+        ready = [name for name in names if name in existing and _has_leaders(existing[name])]
+        if len(ready) == len(names):
             return
         if time.monotonic() > until:
-            missing = sorted(set(names) - set(led))
-            raise Unreachable(f"the topic {missing[0]} has no leader after {timeout_s:g} s: is the cluster well?")
+            missing = sorted(set(names) - set(ready))
+            raise Unreachable(f"the topic {missing[0]} has no leader after {timeout_s:g} s: are all brokers running?")
         time.sleep(0.05)
 
 
-def _led(topic: Any) -> bool:
-    return bool(topic.partitions) and all(one.leader >= 0 for one in topic.partitions.values())
+def _has_leaders(topic: Any) -> bool:
+    return bool(topic.partitions) and all(partition.leader >= 0 for partition in topic.partitions.values())
 
 
 def count_partitions(connection: KafkaConnection) -> int:
@@ -277,9 +281,9 @@ def count_partitions(connection: KafkaConnection) -> int:
 def topic_id(connection: KafkaConnection) -> str:
     """Return the unique ID of the topic experiences. Offsets are valid for one ID: a recreated topic has another."""
     name, admin = connection.topic(EXPERIENCES), connection.admin()
-    asked = admin.describe_topics(import_kafka().TopicCollection([name]), request_timeout=REACH_S)
+    futures = admin.describe_topics(import_kafka().TopicCollection([name]), request_timeout=REACH_S)
     try:
-        return str(asked[name].result().topic_id)
+        return str(futures[name].result().topic_id)
     except import_kafka().KafkaException as error:
         failure = Unreachable if is_transient(error) else RunFailed
         raise failure(f"the topic {name} cannot be described: {describe_error(error)}") from None
@@ -368,16 +372,16 @@ def find_newest(
     connection: KafkaConnection,
     topic: str,
     partition: int,
-    wanted: Callable[[Message], bool],
+    matches: Callable[[Message], bool],
     before: int | None = None,
     since: int = 0,
 ) -> tuple[Message | None, int]:
-    """Return the last message from `since` on that is `wanted`, or None, and the end offset (or `before`)."""
+    """Return the last message from `since` on that `matches`, or None, and the end offset (or `before`)."""
     with open_consumer(connection) as consumer:
         low, high = connection.ends(consumer, topic, partition)
         low, high = max(low, since), high if before is None else before
         for messages in read_backwards(consumer, topic, partition, low, high):
-            found = [message for message in messages if wanted(message)]
+            found = [message for message in messages if matches(message)]
             if found:
                 return found[-1], high
         return None, high
@@ -434,34 +438,34 @@ class PartitionReader:
         self._handlers: dict[tuple[str, int], Callable[[Message], None]] = {}
         self._read: dict[tuple[str, int], int] = {}  # the offset before which every message was handled
         self.failure: str | None = None  # the broker's last error, while it does not respond
-        self._seen_s = time.monotonic()  # when a message last arrived, or the topics were last checked
+        self._active_s = time.monotonic()  # when a message last arrived, or the topics were last checked
 
-    def follow(self, topic: str, partition: int, offset: int, take: Callable[[Message], None]) -> None:
-        """Pass every message from this offset on to `take`."""
+    def follow(self, topic: str, partition: int, offset: int, handler: Callable[[Message], None]) -> None:
+        """Pass every message from this offset on to `handler`."""
         if all(topic != known for known, _ in self._handlers):
             # The client looks up a new topic's leader once; if it is not connected by then, it retries after a second.
             with contextlib.suppress(self._kafka.KafkaException):
                 self._consumer.list_topics(topic, timeout=1.0)
-        self._handlers[topic, partition] = take
+        self._handlers[topic, partition] = handler
         self._read[topic, partition] = offset
         # Not a full reassignment: paused partitions stay paused, and nothing is fetched twice.
         self._consumer.incremental_assign([self._kafka.TopicPartition(topic, partition, offset)])
 
-    def one(self, timeout_s: float = 0.0) -> bool:
+    def handle_next(self, timeout_s: float = 0.0) -> bool:
         """Handle the next message, waiting up to `timeout_s` for it; return whether there was a message or an error."""
         message = self._consumer.poll(timeout_s)
         if message is None:
             self._check_topics()
             return False
-        self._seen_s = time.monotonic()
-        where = (message.topic(), message.partition())
+        self._active_s = time.monotonic()
+        source = (message.topic(), message.partition())
         error = message.error()
         if error is not None:
-            self._heed(error, where, message.offset())
+            self._handle_error(error, source, message.offset())
             return True
         self.failure = None
-        self._read[where] = message.offset() + 1
-        self._handlers[where](message)
+        self._read[source] = message.offset() + 1
+        self._handlers[source](message)
         return True
 
     def progress(self, timeout_s: float = 0.0) -> bool:
@@ -469,10 +473,10 @@ class PartitionReader:
 
         Waits up to `timeout_s` for the first.
         """
-        if not self.one(timeout_s):
+        if not self.handle_next(timeout_s):
             return False
         until = time.monotonic() + MAX_DRAIN_S
-        while time.monotonic() < until and self.one():
+        while time.monotonic() < until and self.handle_next():
             pass
         return True
 
@@ -487,21 +491,21 @@ class PartitionReader:
             while self._read[topic, partition] < high:
                 if time.monotonic() > until:
                     return False
-                self.one(0.1)
+                self.handle_next(0.1)
         return True
 
-    def hold(self, topic: str, partition: int, *, on: bool) -> None:
+    def set_paused(self, topic: str, partition: int, *, paused: bool) -> None:
         """Pause a partition, or resume it."""
-        places = [self._kafka.TopicPartition(topic, partition, self._read[topic, partition])]
-        if on:
-            self._consumer.pause(places)
+        positions = [self._kafka.TopicPartition(topic, partition, self._read[topic, partition])]
+        if paused:
+            self._consumer.pause(positions)
         else:
-            self._consumer.resume(places)
+            self._consumer.resume(positions)
 
     def end(self, topic: str, partition: int) -> int:
         """Return a partition's end offset, as the broker last reported it."""
-        place = self._kafka.TopicPartition(topic, partition)
-        return int(self._consumer.get_watermark_offsets(place, cached=True)[1])
+        position = self._kafka.TopicPartition(topic, partition)
+        return int(self._consumer.get_watermark_offsets(position, cached=True)[1])
 
     def metadata(self) -> Any:
         """Return the consumer group metadata, for committing offsets in a transaction."""
@@ -510,31 +514,31 @@ class PartitionReader:
     def close(self) -> None:
         self._consumer.close()
 
-    def _heed(self, error: Any, where: tuple[str | None, int | None], offset: int | None) -> None:
+    def _handle_error(self, error: Any, source: tuple[str | None, int | None], offset: int | None) -> None:
         if _is_partition_eof(error):
-            if where in self._read and offset is not None and offset >= 0:
-                self._read[where] = max(self._read[where], offset)  # past a transaction's control records
+            if source in self._read and offset is not None and offset >= 0:
+                self._read[source] = max(self._read[source], offset)  # past a transaction's control records
             return
         code = error.code()
         if code in (self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, self._kafka.KafkaError._UNKNOWN_TOPIC):
-            self._require(str(where[0]))
+            self._require_topic(str(source[0]))
             return
         if error.fatal() or is_denied(error) or code == self._kafka.KafkaError._AUTHENTICATION:
-            raise RunFailed(f"{where[0] or 'the broker'} cannot be read: {describe_error(error)}")
+            raise RunFailed(f"{source[0] or 'the broker'} cannot be read: {describe_error(error)}")
         self.failure = error.str()
 
     def _check_topics(self) -> None:
         """Check the topics after a long idle time: the client reports no error for a deleted topic."""
-        if time.monotonic() - self._seen_s < IDLE_CHECK_S:
+        if time.monotonic() - self._active_s < IDLE_CHECK_S:
             return
-        self._seen_s = time.monotonic()
+        self._active_s = time.monotonic()
         for topic in dict.fromkeys(topic for topic, _ in self._handlers):
             with contextlib.suppress(self._kafka.KafkaException):
                 known = self._consumer.list_topics(topic, timeout=1.0).topics.get(topic)
                 if known is None or known.error is not None:
-                    self._require(topic)
+                    self._require_topic(topic)
 
-    def _require(self, topic: str) -> None:
+    def _require_topic(self, topic: str) -> None:
         """Raise RunFailed if brokers keep reporting that the topic is unknown; no response proves nothing."""
         if lost_broker_within(self._wait_s):
             return  # checked again later
@@ -548,7 +552,7 @@ class PartitionReader:
                 return
             time.sleep(0.25)
         require_allowed(self._consumer, topic)
-        raise RunFailed(f"the topic {topic} is gone: somebody deleted it, and what it held is lost")
+        raise RunFailed(f"the topic {topic} is gone: it was deleted, with its messages")
 
 
 def _is_partition_eof(error: Any) -> bool:

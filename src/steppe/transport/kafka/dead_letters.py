@@ -35,12 +35,12 @@ class DeadLetterQueue:
         self,
         connection: KafkaConnection,
         by: str,
-        tell: Callable[[dict[str, Any]], object] | None = None,
+        on_report: Callable[[dict[str, Any]], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`by` names the reader. `tell` gets the details of an event: a message, and the counts since the last one."""
+        """`by` names the reader. `on_report` receives the details of an event: a message, and the counts since the last one."""
         self.refused: Counter[str] = Counter()  # topic → records
-        self._connection, self._by, self._tell, self._clock = connection, by.encode(), tell, clock
+        self._connection, self._by, self._on_report, self._clock = connection, by.encode(), on_report, clock
         self._topic = connection.topic(DEAD_LETTERS)
         self._producer: Any = None
         self._unreported: Counter[str] = Counter()
@@ -73,10 +73,10 @@ class DeadLetterQueue:
         counts, (topic, reason) = dict(self._unreported), self._last
         self._unreported.clear()
         self._reported_s = self._clock()
-        if self._tell is not None:
+        if self._on_report is not None:
             total = sum(counts.values())
-            words = f"{total} {'record was' if total == 1 else 'records were'} refused and parked in {self._topic}"
-            self._tell({"message": f"{words}; the last one on {topic}: {reason}"[:_REASON], "refused": counts})
+            text = f"{total} {'record was' if total == 1 else 'records were'} refused and parked in {self._topic}"
+            self._on_report({"message": f"{text}; the last one on {topic}: {reason}"[:_REASON], "refused": counts})
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Report and send what is pending."""
@@ -89,8 +89,8 @@ class DeadLetterQueue:
         if self._producer is None:
             self._producer = self._connection.producer(**_SETTINGS)
         value = message.value() or b""
-        about = {name[:_NAME]: kept[:_VALUE] for name, kept in list(decode_headers(message).items())[:_HEADERS]}
-        about |= {
+        headers = {name[:_NAME]: kept[:_VALUE] for name, kept in list(decode_headers(message).items())[:_HEADERS]}
+        headers |= {
             "topic": topic.encode(),
             "partition": INT64.pack(message.partition()),
             "offset": INT64.pack(message.offset()),
@@ -100,7 +100,7 @@ class DeadLetterQueue:
         }
         key = (message.key() or b"")[:_VALUE]
         self._producer.produce(
-            self._topic, value[:KEPT_BYTES], key, 0, on_delivery=_on_delivery, headers=list(about.items())
+            self._topic, value[:KEPT_BYTES], key, 0, on_delivery=_on_delivery, headers=list(headers.items())
         )
         self._producer.poll(0)
 

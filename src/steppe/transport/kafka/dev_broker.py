@@ -169,20 +169,20 @@ class DevBroker:
         return ["format", "--cluster-id", _cluster_id(), "--config", str(self.home / "server.properties")]
 
     def _format(self, java: str) -> None:
-        words = self.format_arguments()
+        arguments = self.format_arguments()
         done = subprocess.run(
-            [*self._java(java), "kafka.tools.StorageTool", *words], capture_output=True, text=True, timeout=START_S
+            [*self._java(java), "kafka.tools.StorageTool", *arguments], capture_output=True, text=True, timeout=START_S
         )
         if done.returncode:
             raise UsageError(f"the broker's storage in {self.home} cannot be made: {done.stderr.strip()[-400:]}")
 
     def _start(self, java: str) -> int:
         """Spawn the broker and return its pid; not with subprocess, as the broker outlives this process."""
-        words = [*self._java(java), "kafka.Kafka", str(self.home / "server.properties")]
+        command = [*self._java(java), "kafka.Kafka", str(self.home / "server.properties")]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         nothing, log = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), str(self.home / "broker.log")
         actions = [nothing, (os.POSIX_SPAWN_OPEN, 1, log, flags, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)]
-        return os.posix_spawn(java, words, os.environ, file_actions=actions, setsid=True)
+        return os.posix_spawn(java, command, os.environ, file_actions=actions, setsid=True)
 
     def _java(self, java: str) -> list[str]:
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -203,8 +203,8 @@ class DevBroker:
     def describe_last_error(self) -> str:
         """Return the path of the broker's log and the last line in it that reports an error."""
         lines = self._text("broker.log").splitlines()
-        wrong = [line for line in lines if "Exception: " in line] or [line for line in lines if "ERROR" in line]
-        return f"its output is in {self.home / 'broker.log'}: {wrong[-1].strip()[:300] if wrong else 'no errors'}"
+        errors = [line for line in lines if "Exception: " in line] or [line for line in lines if "ERROR" in line]
+        return f"its output is in {self.home / 'broker.log'}: {errors[-1].strip()[:300] if errors else 'no errors'}"
 
 
 def cache_directory() -> Path:
@@ -221,34 +221,34 @@ def find_java() -> str:
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if java is None:
         raise UsageError(f"a Kafka broker needs Java {MIN_JAVA} or newer, and there is no java here: install it")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=START_S, check=False).stderr
-    found = re.search(r'version "(\d+)', told)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=START_S, check=False).stderr
+    found = re.search(r'version "(\d+)', output)
     if found is None or int(found[1]) < MIN_JAVA:
-        version = told.splitlines()[0] if told else "unknown"
+        version = output.splitlines()[0] if output else "unknown"
         raise UsageError(f"a Kafka broker needs Java {MIN_JAVA} or newer, but {java} says {version}")
     return java
 
 
-def fetch_jars(into: Path) -> Path:
-    """Fetch the jars with Maven into `into`, unless they are there and match the lock file; return `into`."""
+def fetch_jars(target: Path) -> Path:
+    """Fetch the jars with Maven into `target`, unless they are there and match the lock file; return `target`."""
     expected = read_jar_lock()
-    if into.is_dir() and not find_jar_differences(into, expected):
-        return into
+    if target.is_dir() and not find_jar_differences(target, expected):
+        return target
     maven = shutil.which("mvn")
     if maven is None:
         raise UsageError(
             f"the broker's jars come with Maven, and there is no mvn here: install it, or put the libs of Kafka {VERSION} "
-            f"into {into}"
+            f"into {target}"
         )
-    into.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         found = Path(scratch) / "jars"
         _run_maven(maven, Path(scratch), found)
-        if wrong := find_jar_differences(found, expected):
-            raise DamagedFile(f"the jars that Maven brought are not those of {LOCK.name}: {'; '.join(wrong[:3])}")
-        shutil.rmtree(into, ignore_errors=True)
-        os.replace(found, into)
-    return into
+        if errors := find_jar_differences(found, expected):
+            raise DamagedFile(f"the jars that Maven fetched are not those of {LOCK.name}: {'; '.join(errors[:3])}")
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(found, target)
+    return target
 
 
 def read_jar_lock() -> dict[str, str]:
@@ -260,29 +260,31 @@ def read_jar_lock() -> dict[str, str]:
 def find_jar_differences(jars: Path, expected: dict[str, str]) -> list[str]:
     """Return one sentence for each missing, unexpected or changed jar in a directory."""
     found = {path.name: path for path in jars.glob("*.jar")}
-    words = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
-    words += [f"{name} does not belong there" for name in sorted(found.keys() - expected.keys())]
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
+    problems += [f"{name} does not belong there" for name in sorted(found.keys() - expected.keys())]
     for name in sorted(expected.keys() & found.keys()):
         if hashlib.sha256(found[name].read_bytes()).hexdigest() != expected[name]:
-            words.append(f"{name} has another sha256")
-    return words
+            problems.append(f"{name} has another sha256")
+    return problems
 
 
-def _run_maven(maven: str, scratch: Path, into: Path) -> None:
+def _run_maven(maven: str, scratch: Path, target: Path) -> None:
     (scratch / "pom.xml").write_text(_pom(COORDINATES))
-    words = ["-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={into}"]
-    done = subprocess.run([maven, *words], cwd=scratch, capture_output=True, text=True, timeout=FETCH_S, check=False)
+    arguments = ["-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={target}"]
+    done = subprocess.run(
+        [maven, *arguments], cwd=scratch, capture_output=True, text=True, timeout=FETCH_S, check=False
+    )
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
         reason = lines[0] if lines else f"exit code {done.returncode}"
-        raise UsageError(f"Maven could not bring the broker's jars: {reason[:400]}")
+        raise UsageError(f"Maven could not fetch the broker's jars: {reason[:400]}")
 
 
 def _pom(coordinates: Sequence[str]) -> str:
     rows = []
     for group, artifact, version in (one.split(":") for one in coordinates):
-        about = f"<groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
-        rows.append(f"<dependency>{about}</dependency>")
+        dependency = f"<groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+        rows.append(f"<dependency>{dependency}</dependency>")
     head = "<modelVersion>4.0.0</modelVersion><groupId>steppe</groupId><artifactId>broker</artifactId>"
     return f"<project>{head}<version>1</version><dependencies>{''.join(rows)}</dependencies></project>"
 
@@ -310,8 +312,8 @@ def _require_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            words = f"port {port} of {host} cannot be had ({error.strerror}): give another with --port"
-            raise UsageError(words) from None
+            message = f"port {port} of {host} is not available ({error.strerror}): give another with --port"
+            raise UsageError(message) from None
 
 
 def _process_start_ticks(pid: int) -> int | None:

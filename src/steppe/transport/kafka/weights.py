@@ -54,25 +54,25 @@ class KafkaWeights:
     def __init__(
         self,
         connection: KafkaConnection,
-        feed: PartitionReader | None,
+        partition_reader: PartitionReader | None,
         claims: Path,
-        press: WeightPublisher | None = None,
-        letters: DeadLetterQueue | None = None,
+        publisher: WeightPublisher | None = None,
+        dead_letters: DeadLetterQueue | None = None,
     ) -> None:
-        """`letters` receives messages that are not valid weights."""
-        self._connection, self._claims, self._publisher = connection, claims, press
-        self._dead_letters = letters or DeadLetterQueue(connection, "weights")
+        """`dead_letters` receives messages that are not valid weights."""
+        self._connection, self._claims, self._publisher = connection, claims, publisher
+        self._dead_letters = dead_letters or DeadLetterQueue(connection, "weights")
         self._newest: dict[str, Weights] = {}
-        self._came: defaultdict[str, list[Message]] = defaultdict(list)  # oldest first, decoded on demand
+        self._undecoded: defaultdict[str, list[Message]] = defaultdict(list)  # oldest first, decoded on demand
         self.damaged: str | None = None  # why the newest message was rejected
         self._damaged_s = math.inf  # since when
         self._searched: set[str] = set()
-        self._partition_reader = feed
+        self._partition_reader = partition_reader
         self._published: dict[str, tuple[int, WeightsLayout]] = {}
         with open_consumer(connection) as consumer:
-            _, self._begun = get_watermarks(consumer, connection.topic(MODEL_UPDATES))
-        if feed is not None:
-            feed.follow(connection.topic(MODEL_UPDATES), 0, self._begun, self._take)
+            _, self._start_offset = get_watermarks(consumer, connection.topic(MODEL_UPDATES))
+        if partition_reader is not None:
+            partition_reader.follow(connection.topic(MODEL_UPDATES), 0, self._start_offset, self._handle)
 
     def publish(self, policy: str, weights: Weights) -> None:
         if self._publisher is None:
@@ -84,12 +84,12 @@ class KafkaWeights:
         copy = weights.copy()
         self._publisher.put(policy, copy)
         self._newest[policy], self._published[policy] = copy, (weights.version, layout)
-        self._came.pop(policy, None)
+        self._undecoded.pop(policy, None)
 
     def newer_than(self, policy: str, version: int) -> Weights | None:
         if self._partition_reader is not None:
             self._partition_reader.progress()
-            self._seek(policy)
+            self._find_earlier(policy)
         self._decode_newest(policy)
         self._dead_letters.progress()
         found = self._newest.get(policy)
@@ -99,47 +99,47 @@ class KafkaWeights:
 
     def last_published_version(self, policy: str) -> int:
         """Return the newest version that an earlier learner of this run has published; -1 if there is none."""
-        found = self._before(policy)
+        found = self._find_before_start(policy)
         return -1 if found is None else self._decoded(policy, found).version
 
-    def _seek(self, policy: str) -> None:
+    def _find_earlier(self, policy: str) -> None:
         """On the first request for a policy, look for weights that were published before this reader started."""
         if policy in self._searched:
             return
         try:
-            found = None if self._came[policy] else self._before(policy)
+            found = None if self._undecoded[policy] else self._find_before_start(policy)
         except Unreachable:
             return  # the next call tries again
         self._searched.add(policy)
         if found is not None:
-            self._came[policy].append(found)
+            self._undecoded[policy].append(found)
 
-    def _before(self, policy: str) -> Message | None:
-        def wanted(message: Message) -> bool:
+    def _find_before_start(self, policy: str) -> Message | None:
+        def matches(message: Message) -> bool:
             try:
                 return message.key() == self._connection.key(policy) and bool(self._decoded(policy, message))
             except DamagedFile as error:
                 self.damaged, self._damaged_s = str(error), min(self._damaged_s, time.monotonic())
                 return False
 
-        return find_newest(self._connection, self._connection.topic(MODEL_UPDATES), 0, wanted, self._begun)[0]
+        return find_newest(self._connection, self._connection.topic(MODEL_UPDATES), 0, matches, self._start_offset)[0]
 
-    def _take(self, message: Message) -> None:
-        about = decode_headers(message)
-        if about.get("run") != self._connection.run.encode() or "press" in about:
+    def _handle(self, message: Message) -> None:
+        headers = decode_headers(message)
+        if headers.get("run") != self._connection.run.encode() or "press" in headers:
             return
-        policy = about.get("policy", b"").decode(errors="replace")
+        policy = headers.get("policy", b"").decode(errors="replace")
         if message.key() != self._connection.key(policy):
             self._dead_letters.refuse(message, "its key and its headers name different policies")
             return
-        self._came[policy].append(message)
-        if len(self._came[policy]) > MAX_UNDECODED:
+        self._undecoded[policy].append(message)
+        if len(self._undecoded[policy]) > MAX_UNDECODED:
             self._decode_newest(policy)
 
     def _decode_newest(self, policy: str) -> None:
         """Take the valid weights of the highest version; keep the present ones if no message has valid weights."""
         known = self._newest.get(policy)
-        for message in sorted(self._came.pop(policy, []), key=_version, reverse=True):
+        for message in sorted(self._undecoded.pop(policy, []), key=_version, reverse=True):
             try:
                 found = self._decoded(policy, message)
                 self._newest[policy] = found if known is None or found.version > known.version else known
@@ -151,11 +151,11 @@ class KafkaWeights:
 
     def _decoded(self, policy: str, message: Message) -> Weights:
         """Decode the weights of a message. DamagedFile unless version and layout are the expected ones."""
-        about = decode_headers(message)
-        schema = about.get("schema", b"")
+        headers = decode_headers(message)
+        schema = headers.get("schema", b"")
         if len(schema) != INT64.size or INT64.unpack(schema)[0] > WEIGHTS_SCHEMA:
             raise DamagedFile("weights of a schema that is not known here")
-        data = self._claimed(about) if "sha256" in about else message.value() or b""
+        data = self._claimed(headers) if "sha256" in headers else message.value() or b""
         weights, known = decode_weights(data), self._newest.get(policy)
         if weights.version != _version(message):
             raise DamagedFile("the weights' header and contents name different versions")
@@ -163,21 +163,21 @@ class KafkaWeights:
             raise DamagedFile("the weights have another layout than those before")
         return weights
 
-    def _claimed(self, about: Mapping[str, bytes]) -> bytes:
-        name = about["sha256"].hex()
+    def _claimed(self, headers: Mapping[str, bytes]) -> bytes:
+        name = headers["sha256"].hex()
         try:
             data = (self._claims / f"{name}.weights").read_bytes()
         except OSError as error:
             raise DamagedFile(f"the weights' file {name} cannot be read in {self._claims}: {error.strerror}") from None
-        if hashlib.sha256(data).digest() != about["sha256"]:
+        if hashlib.sha256(data).digest() != headers["sha256"]:
             raise DamagedFile(f"the weights' file {name} does not match its name")
         return data
 
 
 def _version(message: Message) -> int:
     """Return the version in the header; -1 if there is none."""
-    word = decode_headers(message).get("version", b"")
-    return int(INT64.unpack(word)[0]) if len(word) == INT64.size else -1
+    value = decode_headers(message).get("version", b"")
+    return int(INT64.unpack(value)[0]) if len(value) == INT64.size else -1
 
 
 class WeightPublisher:
@@ -188,8 +188,8 @@ class WeightPublisher:
     the second case it creates a new producer and writes the same again.
     """
 
-    def __init__(self, connection: KafkaConnection, inlet: KafkaReader | None, claims: Path) -> None:
-        self._connection, self._inlet, self._claims = connection, inlet, claims
+    def __init__(self, connection: KafkaConnection, reader: KafkaReader | None, claims: Path) -> None:
+        self._connection, self._reader, self._claims = connection, reader, claims
         self._kafka = import_kafka()
         self._topic, self._name = connection.topic(MODEL_UPDATES), uuid.uuid4().hex.encode()
         self._producer: Any = None
@@ -198,15 +198,15 @@ class WeightPublisher:
         self._error: BaseException | None = None
         self._busy = self._closed = False
         self._changed = threading.Condition()
-        self._commit(self._sign)
-        self._thread = threading.Thread(target=self._work, name="press", daemon=True)
+        self._commit(self._announce)
+        self._thread = threading.Thread(target=self._run, name="weight-publisher", daemon=True)
         self._thread.start()
 
     def put(self, policy: str, weights: Weights) -> None:
         """Publish these next, replacing waiting weights of this policy. Raises the error of an earlier publication."""
         with self._changed:
             self.require()
-            self._waiting[policy] = (weights, self._inlet.offsets() if self._inlet is not None else [])
+            self._waiting[policy] = (weights, self._reader.offsets() if self._reader is not None else [])
             self._changed.notify_all()
 
     def require(self) -> None:
@@ -229,10 +229,10 @@ class WeightPublisher:
             self._changed.notify_all()
         self._thread.join(timeout_s)
 
-    def _work(self) -> None:
-        while (due := self._due()) is not None:
+    def _run(self) -> None:
+        while (publication := self._next_publication()) is not None:
             try:
-                self._publish_weights(*due)
+                self._publish_weights(*publication)
             except BaseException as error:  # noqa: BLE001 - raised again where the learner publishes next
                 with self._changed:
                     self._error = error
@@ -240,7 +240,7 @@ class WeightPublisher:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _due(self) -> tuple[str, Weights, list[Any]] | None:
+    def _next_publication(self) -> tuple[str, Weights, list[Any]] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._waiting and self._error is None))
             if self._closed and not self._waiting:
@@ -253,26 +253,26 @@ class WeightPublisher:
 
     def _publish_weights(self, policy: str, weights: Weights, offsets: list[Any]) -> None:
         data = encode_weights(weights)
-        about = {
+        headers = {
             "schema": INT64.pack(WEIGHTS_SCHEMA),
             "run": self._connection.run.encode(),
             "policy": policy.encode(),
             "version": INT64.pack(weights.version),
         }
         if len(data) > self._connection.config.claim_mb * (1 << 20):
-            about["sha256"], data = self._claim(data), b""
+            headers["sha256"], data = self._claim(data), b""
         key = self._connection.key(policy)
-        self._commit(lambda: self._transact(data, key, about, offsets))
+        self._commit(lambda: self._transact(data, key, headers, offsets))
 
-    def _commit(self, act: Callable[[], None]) -> None:
-        """Run `act` with a ready producer, recreated as often as needed. Overtaken if a later learner publishes."""
+    def _commit(self, action: Callable[[], None]) -> None:
+        """Run `action` with a ready producer, recreated as often as needed. Overtaken if a later learner publishes."""
         while True:
             try:
                 if self._producer is None:
                     self._producer = self._connection.producer(**self._settings())
                     self._retry(lambda: self._producer.init_transactions(CALL_TIMEOUT_S))
-                self._sign()
-                act()
+                self._announce()
+                action()
                 return
             except _TransactionAborted:
                 continue
@@ -284,45 +284,45 @@ class WeightPublisher:
         name = f"steppe/{self._connection.config.prefix}{self._connection.run}/learner"
         return {"transactional.id": name, "transaction.timeout.ms": 60_000, "message.timeout.ms": 55_000}
 
-    def _sign(self) -> None:
+    def _announce(self) -> None:
         """Announce this publisher in the topic as the newest, once per producer."""
         if not self._announced:
-            about = {"run": self._connection.run.encode(), "press": self._name}
-            self._transact(b"", self._connection.key(PUBLISHER_KEY), about, [])
+            headers = {"run": self._connection.run.encode(), "press": self._name}
+            self._transact(b"", self._connection.key(PUBLISHER_KEY), headers, [])
             self._announced = True
 
-    def _require_newest_publisher(self, why: str) -> None:
+    def _require_newest_publisher(self, reason: str) -> None:
         """Raise Overtaken if another publisher has announced itself later."""
         key = self._connection.key(PUBLISHER_KEY)
-        wanted = lambda message: message.key() == key and len(decode_headers(message).get("press", b"")) == 32  # noqa: E731
+        matches = lambda message: message.key() == key and len(decode_headers(message).get("press", b"")) == 32  # noqa: E731
         while True:
             try:
-                found, _ = find_newest(self._connection, self._topic, 0, wanted)
+                found, _ = find_newest(self._connection, self._topic, 0, matches)
                 break
             except Unreachable:
                 if self._closed:
                     raise
         if found is not None and decode_headers(found).get("press") != self._name:
             raise Overtaken(f"another learner has taken over {self._connection.run}: this one ends")
-        get_logger().warning("kafka: the press begins anew: %s", why)
+        get_logger().warning("kafka: the weight publisher starts again: %s", reason)
 
-    def _transact(self, data: bytes, key: bytes, about: Mapping[str, bytes], offsets: list[Any]) -> None:
+    def _transact(self, data: bytes, key: bytes, headers: Mapping[str, bytes], offsets: list[Any]) -> None:
         self._retry(self._producer.begin_transaction)
-        self._retry(lambda: self._producer.produce(self._topic, data, key, 0, headers=list(about.items())))
-        if self._inlet is not None and offsets:
-            metadata = self._inlet.metadata
+        self._retry(lambda: self._producer.produce(self._topic, data, key, 0, headers=list(headers.items())))
+        if self._reader is not None and offsets:
+            metadata = self._reader.metadata
             self._retry(lambda: self._producer.send_offsets_to_transaction(offsets, metadata, CALL_TIMEOUT_S))
         self._retry(lambda: self._producer.commit_transaction(CALL_TIMEOUT_S))
 
-    def _retry(self, act: Any) -> None:
-        """Repeat `act` until it succeeds, as a broker that is down may come back.
+    def _retry(self, action: Any) -> None:
+        """Repeat `action` until it succeeds, as a broker that is down may come back.
 
         _TransactionAborted: the transaction has to be repeated. _ProducerFenced: the producer has to be recreated.
         """
         until = time.monotonic() + self._connection.config.wait_s
         while True:
             try:
-                act()
+                action()
                 return
             except BufferError:
                 self._producer.poll(RETRY_S)
@@ -336,8 +336,8 @@ class WeightPublisher:
                 if inner.txn_requires_abort():
                     self._retry(lambda: self._producer.abort_transaction(CALL_TIMEOUT_S))
                     raise _TransactionAborted from None
-                waits = inner.retriable() or inner.code() == known._TIMED_OUT
-                if self._closed or not (waits or (is_transient(inner) and time.monotonic() < until)):
+                may_retry = inner.retriable() or inner.code() == known._TIMED_OUT
+                if self._closed or not (may_retry or (is_transient(inner) and time.monotonic() < until)):
                     raise RunFailed(f"weights could not be published: {inner.str()}") from None
                 self._producer.poll(RETRY_S)
 

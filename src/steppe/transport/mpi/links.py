@@ -111,13 +111,13 @@ class MpiChannel:
         self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
         self._run, self._writers, self._reader = run, tuple(writers), reader
-        here = self._comm.Get_rank()
-        own = [actor for actor, rank in enumerate(writers) if rank == here]
+        own_rank = self._comm.Get_rank()
+        own = [actor for actor, rank in enumerate(writers) if rank == own_rank]
         self._out = {actor: [_SegmentMessage(spec, slot) for slot in range(slots_per_actor)] for actor in own}
         self._free = {actor: list(range(slots_per_actor)) for actor in own}
         self._held: dict[int, int] = {}  # actor → the slot it is filling
         self._last: dict[int, tuple[int, bytes | None]] = {}
-        num_in = len(self._writers) * slots_per_actor if here == reader else 0
+        num_in = len(self._writers) * slots_per_actor if own_rank == reader else 0
         self._in = [_SegmentMessage(spec, slot) for slot in range(num_in)]
         self._empty = {
             actor: self._in[actor * slots_per_actor : (actor + 1) * slots_per_actor] for actor in range(len(writers))
@@ -148,12 +148,12 @@ class MpiChannel:
 
     def poll(self) -> Segment | None:
         self.progress()
-        behind: set[int] = set()  # actors with an earlier segment that is not complete
+        blocked: set[int] = set()  # actors with an earlier segment that is not complete
         for packet in self._arriving:
-            if packet.actor not in behind and packet.complete:
+            if packet.actor not in blocked and packet.complete:
                 self._arriving.remove(packet)
                 return packet.arrived(self._run)
-            behind.add(packet.actor)
+            blocked.add(packet.actor)
         return None
 
     def release(self, segment: Segment) -> None:
@@ -176,10 +176,10 @@ class MpiChannel:
     def progress(self) -> None:
         """Receive what arrived, and drop completed sends."""
         self._outbox.progress()
-        probe, anyone = self._comm.Improbe, self._mpi.ANY_SOURCE
-        while (message := probe(anyone, self._mpi.ANY_TAG, self._status)) is not None:
-            actor, what = divmod(self._status.Get_tag(), self._KINDS)
-            self._take(message, actor, what)
+        probe, any_source = self._comm.Improbe, self._mpi.ANY_SOURCE
+        while (message := probe(any_source, self._mpi.ANY_TAG, self._status)) is not None:
+            actor, kind = divmod(self._status.Get_tag(), self._KINDS)
+            self._handle(message, actor, kind)
 
     @property
     def settled(self) -> bool:
@@ -190,30 +190,30 @@ class MpiChannel:
         """Free the communicator; collective, when nothing is in flight."""
         self._comm.Free()
 
-    def _take(self, message: Message, actor: int, what: int) -> None:
-        if what == self.SEGMENT:
+    def _handle(self, message: Message, actor: int, kind: int) -> None:
+        if kind == self.SEGMENT:
             packet = self._empty[actor].pop(0)
             packet.actor = actor
             packet.requests = [message.Irecv(packet.buffer)]
             self._arriving.append(packet)
-        elif what == self.STATE:
+        elif kind == self.STATE:
             packet = next(packet for packet in reversed(self._arriving) if packet.actor == actor)
             packet.state = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
             packet.requests.append(message.Irecv(packet.state))
-        elif what == self.CREDIT:
+        elif kind == self.CREDIT:
             credit = np.zeros(1, np.int64)
             message.Recv(credit)
             self._free[actor].append(int(credit[0]))
         else:
-            self._last[actor] = msgspec.msgpack.decode(self._whole(message), type=tuple[int, bytes | None])
+            self._last[actor] = msgspec.msgpack.decode(self._read_bytes(message), type=tuple[int, bytes | None])
 
-    def _whole(self, message: Message) -> bytes:
+    def _read_bytes(self, message: Message) -> bytes:
         data = bytearray(self._status.Get_count(self._mpi.BYTE))
         message.Recv(data)
         return bytes(data)
 
-    def _send(self, data: np.ndarray | bytes, rank: int, actor: int, what: int) -> None:
-        self._outbox.keep(self._comm.Isend(data, rank, actor * self._KINDS + what), data)
+    def _send(self, data: np.ndarray | bytes, rank: int, actor: int, kind: int) -> None:
+        self._outbox.keep(self._comm.Isend(data, rank, actor * self._KINDS + kind), data)
 
 
 class MpiWeights:
@@ -244,9 +244,9 @@ class MpiWeights:
             raise ValueError(f"version {weights.version} is not newer than {newest.version}")
         weights.require(self._layouts.setdefault(policy, weights.layout), "those published before")
         self.progress()
-        letter = self._take_spare(newest) or WeightsFrame.blank(policy, weights)
-        letter.write(weights)
-        self._newest[policy] = letter
+        frame = self._take_spare(newest) or WeightsFrame.blank(policy, weights)
+        frame.write(weights)
+        self._newest[policy] = frame
         self._recycle(newest)
         self._send()
 
@@ -258,11 +258,11 @@ class MpiWeights:
     def progress(self) -> None:
         """Receive what arrived, drop completed sends, and send newer weights."""
         if self._publishes:
-            for reader, (request, letter) in list(self._in_flight.items()):
+            for reader, (request, frame) in list(self._in_flight.items()):
                 if request.Test():
                     del self._in_flight[reader]
-                    letter.pending_sends -= 1
-                    self._recycle(letter)
+                    frame.pending_sends -= 1
+                    self._recycle(frame)
             self._send()
         else:
             while self._received() or self._receive():
@@ -275,7 +275,7 @@ class MpiWeights:
 
     def delivered(self, reader: int) -> bool:
         """Whether a reader has started to receive the newest version of every policy."""
-        versions = {policy: letter.version for policy, letter in self._newest.items()}
+        versions = {policy: frame.version for policy, frame in self._newest.items()}
         return reader not in self._in_flight and self._sent.get(reader, versions) == versions
 
     def close(self) -> None:
@@ -284,28 +284,28 @@ class MpiWeights:
 
     def _send(self) -> None:
         for reader, sent in self._sent.items():
-            for policy, letter in self._newest.items():
-                if reader not in self._in_flight and sent.get(policy, -1) < letter.version:
-                    self._in_flight[reader] = (self._comm.Issend(letter.data, reader), letter)
-                    sent[policy] = letter.version
-                    letter.pending_sends += 1
+            for policy, frame in self._newest.items():
+                if reader not in self._in_flight and sent.get(policy, -1) < frame.version:
+                    self._in_flight[reader] = (self._comm.Issend(frame.data, reader), frame)
+                    sent[policy] = frame.version
+                    frame.pending_sends += 1
 
-    def _recycle(self, letter: WeightsFrame | None) -> None:
+    def _recycle(self, frame: WeightsFrame | None) -> None:
         """Keep a frame's memory for reuse, once it is neither being sent nor the newest."""
         if (
-            letter is not None
-            and letter.pending_sends == 0
-            and not any(letter is known for known in self._newest.values())
+            frame is not None
+            and frame.pending_sends == 0
+            and not any(frame is known for known in self._newest.values())
         ):
-            self._spare.append(letter)
+            self._spare.append(frame)
 
     def _take_spare(self, like: WeightsFrame | None) -> WeightsFrame | None:
         if like is None:
             return None
-        for letter in self._spare:
-            if letter.data.nbytes == like.data.nbytes and letter.about == like.about:
-                self._spare.remove(letter)
-                return letter
+        for frame in self._spare:
+            if frame.data.nbytes == like.data.nbytes and frame.metadata == like.metadata:
+                self._spare.remove(frame)
+                return frame
         return None
 
     def _receive(self) -> bool:
@@ -313,23 +313,23 @@ class MpiWeights:
         if message is None:
             return False
         size = self._status.Get_count(self._mpi.BYTE)
-        spare = next((letter for letter in self._spare if letter.data.nbytes == size), None)
+        spare = next((frame for frame in self._spare if frame.data.nbytes == size), None)
         if spare is not None:
             self._spare.remove(spare)
-        letter = spare or WeightsFrame(np.zeros(size, np.uint8))
-        self._incoming = (message.Irecv(letter.data), letter)
+        frame = spare or WeightsFrame(np.zeros(size, np.uint8))
+        self._incoming = (message.Irecv(frame.data), frame)
         return True
 
     def _received(self) -> bool:
         if self._incoming is None or not self._incoming[0].Test():
             return False
-        letter, self._incoming = self._incoming[1], None
-        about = letter.about
-        if about not in self._metadata_cache:
-            self._metadata_cache[about] = decode_weights_metadata(about, letter.buffer.nbytes)
-        policy, self._layouts[policy] = self._metadata_cache[about]
+        frame, self._incoming = self._incoming[1], None
+        metadata = frame.metadata
+        if metadata not in self._metadata_cache:
+            self._metadata_cache[metadata] = decode_weights_metadata(metadata, frame.buffer.nbytes)
+        policy, self._layouts[policy] = self._metadata_cache[metadata]
         before = self._newest.get(policy)
-        self._newest[policy] = letter
+        self._newest[policy] = frame
         self._recycle(before)
         return True
 
@@ -340,29 +340,29 @@ class MpiControl:
     Of the words only the newest values count; every note arrives.
     """
 
-    _WORDS, _NOTE = range(2)
+    _VALUES, _NOTE = range(2)
 
     def __init__(self, comm: Comm, names: Sequence[str]) -> None:
-        """Collective: all ranks of `comm` create theirs together. Every word is 0 until it is set."""
+        """Collective: all ranks of `comm` create theirs together. Every value is 0 until it is set."""
         self._mpi = import_mpi()
         self._comm: Comm = comm.Dup()
-        self._first = self._comm.Get_rank() == 0
+        self._is_first = self._comm.Get_rank() == 0
         self._names = tuple(names)
         self._table = np.zeros(len(self._names), np.int64)
-        self._told = {rank: self._table.copy() for rank in range(1, self._comm.Get_size())}
+        self._sent_values = {rank: self._table.copy() for rank in range(1, self._comm.Get_size())}
         self._outbox = Outbox()
         self._notes: deque[tuple[int, dict[str, Any]]] = deque()
         self._status: Status = self._mpi.Status()
 
     def set(self, name: str, value: int) -> None:
-        """On the first rank: set a word, which the next `progress` sends. May be called in a signal handler."""
+        """On the first rank: set a value, which the next `progress` sends. May be called in a signal handler."""
         self._table[self._names.index(name)] = value
 
     def get(self, name: str) -> int:
-        """Return a word's value, as far as it is known here."""
+        """Return a value, as far as it is known here."""
         return int(self._table[self._names.index(name)])
 
-    def tell(self, note: dict[str, Any]) -> None:
+    def send_note(self, note: dict[str, Any]) -> None:
         """Send a note to the first rank."""
         data = msgspec.json.encode(note)
         self._outbox.keep(self._comm.Isend(data, 0, self._NOTE), data)
@@ -373,13 +373,13 @@ class MpiControl:
         self._notes.clear()
         return found
 
-    def progress(self, hold: Sequence[int] = ()) -> None:
-        """Receive what arrived, and send changed words, except to the ranks in `hold`."""
+    def progress(self, skip: Sequence[int] = ()) -> None:
+        """Receive what arrived, and send changed values, except to the ranks in `skip`."""
         self._outbox.progress()
-        if self._first:
-            self._send(hold)
+        if self._is_first:
+            self._send(skip)
         while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, self._status)) is not None:
-            if self._status.Get_tag() == self._WORDS:
+            if self._status.Get_tag() == self._VALUES:
                 message.Recv(self._table)
                 continue
             data, source = bytearray(self._status.Get_count(self._mpi.BYTE)), self._status.Get_source()
@@ -388,16 +388,18 @@ class MpiControl:
 
     @property
     def settled(self) -> bool:
-        """Whether all sends are complete and, on the first rank, every rank was sent the newest words."""
-        return self._outbox.empty and all((told == self._table).all() for told in self._told.values() if self._first)
+        """Whether all sends are complete and, on the first rank, every rank was sent the newest values."""
+        return self._outbox.empty and all(
+            (sent == self._table).all() for sent in self._sent_values.values() if self._is_first
+        )
 
     def close(self) -> None:
         """Free the communicator; collective, when nothing is in flight."""
         self._comm.Free()
 
-    def _send(self, hold: Sequence[int]) -> None:
-        for rank, told in self._told.items():
-            if rank not in hold and not (told == self._table).all():
+    def _send(self, skip: Sequence[int]) -> None:
+        for rank, sent in self._sent_values.items():
+            if rank not in skip and not (sent == self._table).all():
                 now = self._table.copy()
-                self._told[rank] = now
-                self._outbox.keep(self._comm.Isend(now, rank, self._WORDS), now)
+                self._sent_values[rank] = now
+                self._outbox.keep(self._comm.Isend(now, rank, self._VALUES), now)

@@ -8,7 +8,7 @@
                in the call itself.
 
 Both are flat arrays of bytes (transport/frames.py), which Ray stores without conversion. Ray runs callbacks in its own
-threads: a lock guards the state here, and `ring` wakes the role's thread.
+threads: a lock guards the state here, and `wake` wakes the role's thread.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def import_ray() -> Any:
 class RayWriter:
     """A Channel, writer side, of one actor; each call of the reader runs `take` in its own thread."""
 
-    def __init__(self, spec: SegmentSpec, slots: int, ring: Wake, last: LastSegment | None = None) -> None:
+    def __init__(self, spec: SegmentSpec, slots: int, wake: Wake, last: LastSegment | None = None) -> None:
         self._frames = [SegmentFrame(spec, slot) for slot in range(slots)]
         self._free = deque(range(slots))
         self._held: int | None = None
         self._ready: deque[np.ndarray] = deque()
-        self._ring, self._last = ring, last
+        self._wake, self._last = wake, last
         self._offered = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -73,9 +73,9 @@ class RayWriter:
         frame = self._frames[segment.slot]
         frame.write(segment.slot, segment.header, segment.state, self._offered)
         state = np.frombuffer(segment.state or b"", np.uint8)
-        whole = np.concatenate([frame.buffer, state]) if len(state) else frame.buffer
+        message = np.concatenate([frame.buffer, state]) if len(state) else frame.buffer
         with self._changed:
-            self._ready.append(whole)
+            self._ready.append(message)
             self._last, self._held = (segment.header.sequence, segment.state), None
             self._offered += 1
             self._changed.notify()
@@ -99,7 +99,7 @@ class RayWriter:
         with self._changed:
             if released >= 0:
                 self._free.append(released)
-                self._ring()
+                self._wake()
             self._changed.wait_for(lambda: self._ready or self._closed)
             return self._ready.popleft() if self._ready else EMPTY_REPLY
 
@@ -130,11 +130,11 @@ class _Arrival:
 class RayReader:
     """A Channel, reader side. A segment whose size is not that of the run's segments is rejected and counted."""
 
-    def __init__(self, spec: SegmentSpec, run: str, num_actors: int, slots_per_actor: int, ring: Wake) -> None:
-        self._run, self._slots, self._ring = run, slots_per_actor, ring
+    def __init__(self, spec: SegmentSpec, run: str, num_actors: int, slots_per_actor: int, wake: Wake) -> None:
+        self._run, self._slots, self._wake = run, slots_per_actor, wake
         self._nbytes = HEADER_BYTES + spec.nbytes
         self._frames = [SegmentFrame(spec, slot) for slot in range(num_actors * slots_per_actor)]
-        self._free = [deque(self._share(actor)) for actor in range(num_actors)]
+        self._free = [deque(self._slots_of(actor)) for actor in range(num_actors)]
         self._writers: dict[int, _RemoteWriter] = {}
         self._reading: dict[int, _RemoteWriter] = {}  # frame → writer of the segment in it
         self._arrived: deque[_Arrival] = deque()
@@ -167,7 +167,7 @@ class RayReader:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            arrival = next((one for one in self._arrived if self._free[one.writer.actor]), None)
+            arrival = next((arrival for arrival in self._arrived if self._free[arrival.writer.actor]), None)
             if arrival is None:
                 return None
             self._arrived.remove(arrival)
@@ -181,8 +181,8 @@ class RayReader:
         with self._lock:
             writer = self._reading.pop(segment.slot)
             self._free[writer.actor].append(segment.slot)
-            current = self._writers[writer.actor] is writer
-        if current:
+            is_current = self._writers[writer.actor] is writer
+        if is_current:
             self._call(writer, int(self._frames[segment.slot].words[SegmentFrame.SLOT]))
 
     def recall(self, actor: int) -> LastSegment | None:
@@ -192,23 +192,23 @@ class RayReader:
     def prime(self, actor: int, sequence: int, state: bytes | None) -> None:
         self._last[actor] = (sequence, state)
 
-    def _share(self, actor: int) -> Sequence[int]:
+    def _slots_of(self, actor: int) -> Sequence[int]:
         return range(actor * self._slots, (actor + 1) * self._slots)
 
     def _call(self, writer: _RemoteWriter, released: int) -> None:
-        writer.take(released).future().add_done_callback(partial(self._answered, writer))
+        writer.take(released).future().add_done_callback(partial(self._on_reply, writer))
 
-    def _answered(self, writer: _RemoteWriter, answer: Future[np.ndarray]) -> None:
+    def _on_reply(self, writer: _RemoteWriter, reply: Future[np.ndarray]) -> None:
         """Handle a writer's reply. Runs in one of Ray's threads."""
-        error = answer.exception()
+        error = reply.exception()
         if error is not None:
             self._error = self._error or (None if is_actor_lost(error) else error)
-        elif len(data := answer.result()):
+        elif len(data := reply.result()):
             with self._lock:
-                self._take_in(writer, data)
-        self._ring()
+                self._accept(writer, data)
+        self._wake()
 
-    def _take_in(self, writer: _RemoteWriter, data: np.ndarray) -> None:
+    def _accept(self, writer: _RemoteWriter, data: np.ndarray) -> None:
         if self._writers[writer.actor] is not writer:
             return  # another writer has replaced this one
         if not self._has_expected_size(data):
@@ -237,8 +237,8 @@ class RayReader:
         if len(data) < HEADER_BYTES:
             return False
         words = data[:HEADER_BYTES].view(np.int64)
-        slot, ticket = int(words[SegmentFrame.SLOT]), int(words[SegmentFrame.SEND_NUMBER])
-        due = writer.expected <= ticket < writer.expected + self._slots and ticket not in writer.early
+        slot, send_number = int(words[SegmentFrame.SLOT]), int(words[SegmentFrame.SEND_NUMBER])
+        due = writer.expected <= send_number < writer.expected + self._slots and send_number not in writer.early
         return due and 0 <= slot < self._slots
 
     def _without_payload(self, data: np.ndarray) -> np.ndarray:
@@ -250,35 +250,35 @@ class RayReader:
 
 
 class RayRpcServer:
-    """An RpcServer: each request is a call of `ask`, which runs in its own thread and blocks until the reply."""
+    """An RpcServer: each request is a call of `call`, which runs in its own thread and blocks until the reply."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, np.ndarray] = {}
-        self._answers: dict[int, np.ndarray] = {}
+        self._requests: dict[int, np.ndarray] = {}
+        self._replies: dict[int, np.ndarray] = {}
         self._next = 0
         self._closed = False
         self._changed = threading.Condition()
 
-    def ask(self, ticket: int, question: np.ndarray) -> np.ndarray:
-        """Block until the request with number `ticket` has its reply and return it.
+    def call(self, request_id: int, request: np.ndarray) -> np.ndarray:
+        """Block until the request `request_id` has its reply and return it.
 
         Requests are served in the order of their numbers, whatever the order of arrival.
         """
         with self._changed:
-            self._asked[ticket] = question
+            self._requests[request_id] = request
             self._changed.notify_all()
-            self._changed.wait_for(lambda: ticket in self._answers or self._closed)
-            return self._answers.pop(ticket, EMPTY_REPLY)
+            self._changed.wait_for(lambda: request_id in self._replies or self._closed)
+            return self._replies.pop(request_id, EMPTY_REPLY)
 
     def take(self, timeout_s: float) -> memoryview | None:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._next in self._asked, timeout_s):
+            if not self._changed.wait_for(lambda: self._next in self._requests, timeout_s):
                 return None
-            return self._asked.pop(self._next).data
+            return self._requests.pop(self._next).data
 
-    def reply(self, answer: bytes) -> None:
+    def reply(self, data: bytes) -> None:
         with self._changed:
-            self._answers[self._next] = np.frombuffer(answer, np.uint8)
+            self._replies[self._next] = np.frombuffer(data, np.uint8)
             self._next += 1
             self._changed.notify_all()
 
@@ -290,42 +290,42 @@ class RayRpcServer:
 
 
 class RayRpcClient:
-    """An RpcClient of the role `name`; `call` calls its server's `ask` and returns the reference to the reply."""
+    """An RpcClient of the role `name`; `call` calls its server's `call` and returns the reference to the reply."""
 
     def __init__(self, name: str, call: Callable[[int, np.ndarray], Any]) -> None:
         self.name, self._call = name, call
         self._sent = 0
-        self._answers: deque[Any] = deque()
+        self._pending: deque[Any] = deque()
 
-    def send(self, question: bytes) -> None:
-        self._answers.append(self._call(self._sent, np.frombuffer(question, np.uint8)))
+    def send(self, request: bytes) -> None:
+        self._pending.append(self._call(self._sent, np.frombuffer(request, np.uint8)))
         self._sent += 1
 
     def receive(self) -> memoryview:
         try:
-            answer: np.ndarray = import_ray().get(self._answers.popleft())
+            reply: np.ndarray = import_ray().get(self._pending.popleft())
         except import_ray().exceptions.RayError as error:
             if not is_actor_lost(error):
                 raise
-            answer = EMPTY_REPLY
-        if not len(answer):
+            reply = EMPTY_REPLY
+        if not len(reply):
             raise RoleDied(f"{self.name} is gone, and with it a part of the replay; the newest checkpoint has it")
-        return answer.data
+        return reply.data
 
 
 def is_actor_lost(error: BaseException) -> bool:
     """Whether the error means that the other side is gone, which its supervisor handles."""
-    found = import_ray().exceptions
-    return isinstance(error, found.RayError) and not isinstance(error, found.RayTaskError)
+    exceptions = import_ray().exceptions
+    return isinstance(error, exceptions.RayError) and not isinstance(error, exceptions.RayTaskError)
 
 
 @dataclass(eq=False)
 class _RemoteReader:
     """A reader that weights are passed to."""
 
-    give: Callable[[Any], Any]  # calls the reader's `take` with a frame or its reference; returns that of the reply
-    every_s: float = 0.0  # minimum time between two calls
-    given_s: float = -math.inf
+    deliver: Callable[[Any], Any]  # calls the reader's `take` with a frame or its reference; returns that of the reply
+    min_interval_s: float = 0.0  # minimum time between two calls
+    last_sent_s: float = -math.inf
     busy: bool = False
     gone: bool = False
     sent: dict[str, int] = field(default_factory=dict)
@@ -338,8 +338,8 @@ class RayWeights:
     it gets the newest version.
     """
 
-    def __init__(self, ring: Wake) -> None:
-        self._ring = ring
+    def __init__(self, wake: Wake) -> None:
+        self._wake = wake
         self._newest: dict[str, WeightsFrame] = {}
         self._layouts: dict[str, WeightsLayout] = {}
         self._metadata_cache: dict[bytes, tuple[str, WeightsLayout]] = {}
@@ -348,21 +348,21 @@ class RayWeights:
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
-    def attach(self, name: str, give: Callable[[Any], Any], every_s: float = 0.0) -> None:
+    def attach(self, name: str, deliver: Callable[[Any], Any], min_interval_s: float = 0.0) -> None:
         """Pass the newest weights to this reader from now on, at most every `every_s`; replaces one of that name."""
         with self._lock:
-            self._readers[name] = _RemoteReader(give, every_s)
+            self._readers[name] = _RemoteReader(deliver, min_interval_s)
             self.progress()
 
     def publish(self, policy: str, weights: Weights) -> None:
         with self._lock:
-            letter = self._newest.get(policy)
-            if letter is not None and weights.version <= letter.version:
-                raise ValueError(f"version {weights.version} is not newer than {letter.version}")
+            frame = self._newest.get(policy)
+            if frame is not None and weights.version <= frame.version:
+                raise ValueError(f"version {weights.version} is not newer than {frame.version}")
             weights.require(self._layouts.setdefault(policy, weights.layout), "those published before")
-            letter = letter or WeightsFrame.blank(policy, weights)
-            letter.write(weights)
-            self._newest[policy] = letter
+            frame = frame or WeightsFrame.blank(policy, weights)
+            frame.write(weights)
+            self._newest[policy] = frame
             self._objects[policy] = None
             self.progress()
 
@@ -375,16 +375,16 @@ class RayWeights:
 
     def take(self, data: np.ndarray) -> None:
         """Receive weights from the writer: memory of the object store, kept until newer weights arrive."""
-        letter = WeightsFrame(data)
+        frame = WeightsFrame(data)
         with self._lock:
-            about = letter.about
-            if about not in self._metadata_cache:
-                self._metadata_cache[about] = decode_weights_metadata(about, letter.buffer.nbytes)
-            policy, self._layouts[policy] = self._metadata_cache[about]
+            metadata = frame.metadata
+            if metadata not in self._metadata_cache:
+                self._metadata_cache[metadata] = decode_weights_metadata(metadata, frame.buffer.nbytes)
+            policy, self._layouts[policy] = self._metadata_cache[metadata]
             before = self._newest.get(policy)
-            if before is None or before.version < letter.version:
-                self._newest[policy] = letter
-        self._ring()
+            if before is None or before.version < frame.version:
+                self._newest[policy] = frame
+        self._wake()
 
     def progress(self) -> None:
         """Pass newer weights to every reader that is ready for them."""
@@ -393,32 +393,34 @@ class RayWeights:
                 raise self._error
             now = time.monotonic()
             for reader in self._readers.values():
-                if reader.busy or reader.gone or now < reader.given_s + reader.every_s:
+                if reader.busy or reader.gone or now < reader.last_sent_s + reader.min_interval_s:
                     continue
-                for policy, letter in self._newest.items():
-                    if not reader.busy and reader.sent.get(policy, -1) < letter.version:
-                        self._send_to(reader, policy, letter)
+                for policy, frame in self._newest.items():
+                    if not reader.busy and reader.sent.get(policy, -1) < frame.version:
+                        self._send_to(reader, policy, frame)
 
     @property
     def delivered(self) -> bool:
         """Whether every live reader has the newest version of every policy."""
-        versions = {policy: letter.version for policy, letter in self._newest.items()}
+        versions = {policy: frame.version for policy, frame in self._newest.items()}
         with self._lock:
-            return all(one.gone or (not one.busy and one.sent == versions) for one in self._readers.values())
+            return all(
+                reader.gone or (not reader.busy and reader.sent == versions) for reader in self._readers.values()
+            )
 
-    def _send_to(self, reader: _RemoteReader, policy: str, letter: WeightsFrame) -> None:
+    def _send_to(self, reader: _RemoteReader, policy: str, frame: WeightsFrame) -> None:
         if self._objects.get(policy) is None:
             self._objects[policy] = (
-                letter.data if letter.data.nbytes <= MAX_INLINE_BYTES else import_ray().put(letter.data)
+                frame.data if frame.data.nbytes <= MAX_INLINE_BYTES else import_ray().put(frame.data)
             )
-        reader.busy, reader.given_s, reader.sent[policy] = True, time.monotonic(), letter.version
-        reader.give(self._objects[policy]).future().add_done_callback(partial(self._answered, reader))
+        reader.busy, reader.last_sent_s, reader.sent[policy] = True, time.monotonic(), frame.version
+        reader.deliver(self._objects[policy]).future().add_done_callback(partial(self._on_reply, reader))
 
-    def _answered(self, reader: _RemoteReader, answer: Future[None]) -> None:
+    def _on_reply(self, reader: _RemoteReader, reply: Future[None]) -> None:
         """Handle a reader's reply. Runs in one of Ray's threads."""
-        error = answer.exception()
+        error = reply.exception()
         if error is not None:
             reader.gone = True
             self._error = self._error or (None if is_actor_lost(error) else error)
         reader.busy = False
-        self._ring()
+        self._wake()

@@ -17,44 +17,44 @@ from typing import Any
 import numpy as np
 
 from steppe.transport.ray.links import EMPTY_REPLY, Wake, is_actor_lost
-from steppe.transport.tables.messages import ANSWER, BEGIN, CLAIM, CLAIM_EPISODES, MessageTable
+from steppe.transport.tables.messages import BEGIN, CLAIM, CLAIM_EPISODES, REPLY, MessageTable
 
 Message = tuple[int, int, np.ndarray]  # worker, kind, data
-_QUESTIONS = (BEGIN, CLAIM, CLAIM_EPISODES)
+_REQUESTS = (BEGIN, CLAIM, CLAIM_EPISODES)
 
 
 class RayTable(MessageTable):
-    """A SharedTable over Ray calls. A worker's `call` calls the owner's `ask` and returns a reference to the reply."""
+    """A SharedTable over Ray calls. A worker's `call` calls the owner's `request` and returns a reference to the reply."""
 
-    def __init__(self, ring: Wake, *, keeps: bool) -> None:
-        super().__init__(keeps=keeps)
+    def __init__(self, wake: Wake, *, owns_table: bool) -> None:
+        super().__init__(owns_table=owns_table)
         self.call: Callable[[int, int, np.ndarray], Any] | None = None
-        self._ring, self._lock = ring, threading.Lock()
-        self._came: deque[tuple[Message, Future[np.ndarray] | None]] = deque()
+        self._wake, self._lock = wake, threading.Lock()
+        self._inbox: deque[tuple[Message, Future[np.ndarray] | None]] = deque()
         self._outbox: deque[Message] = deque()
         self._waiting_calls: dict[int, Future[np.ndarray]] = {}
         self._calling = self._closed = False
         self._error: BaseException | None = None
 
-    def ask(self, worker: int, what: int, data: np.ndarray) -> np.ndarray:
+    def request(self, worker: int, kind: int, data: np.ndarray) -> np.ndarray:
         """Return the reply to a message, once the owner's role has handled it. Runs in one of Ray's threads."""
-        answer: Future[np.ndarray] = Future()
-        self._came.append(((worker, what, np.array(data)), answer))  # a copy: Ray's memory is read-only
-        self._ring()
-        return EMPTY_REPLY if self._closed else answer.result()
+        reply: Future[np.ndarray] = Future()
+        self._inbox.append(((worker, kind, np.array(data)), reply))  # a copy: Ray's memory is read-only
+        self._wake()
+        return EMPTY_REPLY if self._closed else reply.result()
 
     def progress(self) -> None:
         """Handle the messages that arrived, and make the next call."""
         if self._error is not None:
             raise self._error
-        while self._came:
-            (worker, what, data), answer = self._came.popleft()
-            if answer is not None and what in _QUESTIONS:
+        while self._inbox:
+            (worker, kind, data), reply = self._inbox.popleft()
+            if reply is not None and kind in _REQUESTS:
                 self._release_caller(worker)  # an earlier worker of that number, which is gone
-                self._waiting_calls[worker] = answer
-            self._take(worker, what, data)
-            if answer is not None and what not in _QUESTIONS:
-                answer.set_result(EMPTY_REPLY)
+                self._waiting_calls[worker] = reply
+            self._handle(worker, kind, data)
+            if reply is not None and kind not in _REQUESTS:
+                reply.set_result(EMPTY_REPLY)
         self._call_next()
 
     @property
@@ -63,15 +63,15 @@ class RayTable(MessageTable):
 
         A call fails when the owner is gone, and is then no longer in flight.
         """
-        return self._kept is not None or not (self._outbox or self._calling)
+        return self._owned is not None or not (self._outbox or self._calling)
 
     def close(self) -> None:
         """Unblock calls that will get no reply."""
         self._closed = True
-        while self._came:
-            _, answer = self._came.popleft()
-            if answer is not None:
-                answer.set_result(EMPTY_REPLY)
+        while self._inbox:
+            _, reply = self._inbox.popleft()
+            if reply is not None:
+                reply.set_result(EMPTY_REPLY)
         for worker in list(self._waiting_calls):
             self._release_caller(worker)
 
@@ -79,11 +79,11 @@ class RayTable(MessageTable):
         if worker in self._waiting_calls:
             self._waiting_calls.pop(worker).set_result(EMPTY_REPLY)
 
-    def _post(self, worker: int, what: int, data: np.ndarray) -> None:
-        if what == ANSWER:
+    def _post(self, worker: int, kind: int, data: np.ndarray) -> None:
+        if kind == REPLY:
             self._waiting_calls.pop(worker).set_result(data)
             return
-        self._outbox.append((worker, what, data))
+        self._outbox.append((worker, kind, data))
         self._call_next()
 
     def _call_next(self) -> None:
@@ -92,14 +92,14 @@ class RayTable(MessageTable):
                 return
             self._calling = True
             message = self._outbox.popleft()
-        self.call(*message).future().add_done_callback(partial(self._returned, message[0]))
+        self.call(*message).future().add_done_callback(partial(self._on_reply, message[0]))
 
-    def _returned(self, worker: int, answer: Future[np.ndarray]) -> None:
+    def _on_reply(self, worker: int, reply: Future[np.ndarray]) -> None:
         """Handle the owner's reply. Runs in one of Ray's threads."""
-        error = answer.exception()
+        error = reply.exception()
         if error is not None:
             self._error = self._error or (None if is_actor_lost(error) else error)
-        elif len(data := answer.result()):
-            self._came.append(((worker, ANSWER, data), None))
+        elif len(data := reply.result()):
+            self._inbox.append(((worker, REPLY, data), None))
         self._calling = False
-        self._ring()
+        self._wake()

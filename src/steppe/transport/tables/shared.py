@@ -1,6 +1,6 @@
 """A table that the workers of one machine share: in this process's memory, or in a file that all of them map.
 
-    <dir>/table        page 0…  words (_ROWS to _EPISODES_GIVEN), then four words per worker: steps granted, steps
+    <dir>/table        page 0…  words (_ROWS to _EPISODES_GRANTED), then four words per worker: steps granted, steps
                                 merged, episodes merged, episodes granted
                        then     the log of changed rows, one word each (core/table_merge.py), then the table itself
     <dir>/table-lock   held while a worker merges; the kernel releases it when its holder is killed
@@ -26,8 +26,8 @@ from steppe.core.table_merge import apply_remote_rows, find_changed_rows, merge_
 
 LOG_ROWS = 1 << 17
 _HEAD = 32  # words before those of the workers
-_ROWS, _ACTIONS, _ITEM, _WORKERS, _LIMIT, _LOGGED, _GIVEN, _STEPS, _EPISODES, _STARTED, _MERGED, _LOST = range(12)
-_EPISODE_LIMIT, _EPISODES_GIVEN = 12, 13
+_ROWS, _ACTIONS, _ITEMSIZE, _WORKERS, _LIMIT, _LOGGED, _GRANTED, _STEPS, _EPISODES, _STARTED, _MERGED, _LOST = range(12)
+_EPISODE_LIMIT, _EPISODES_GRANTED = 12, 13
 
 
 class _Shape(NamedTuple):
@@ -35,7 +35,7 @@ class _Shape(NamedTuple):
 
     rows: int
     actions: int
-    item: int  # bytes per entry
+    itemsize: int  # bytes per entry
     workers: int
 
     @property
@@ -48,7 +48,7 @@ class _Shape(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.values_at + self.rows * self.actions * self.item
+        return self.values_at + self.rows * self.actions * self.itemsize
 
 
 class _TableMemory:
@@ -59,7 +59,7 @@ class _TableMemory:
         self.floats = np.frombuffer(buffer, np.float64, _HEAD)
         self.workers = np.frombuffer(buffer, np.int64, 4 * shape.workers, _HEAD * 8).reshape(-1, 4)
         self.log = np.frombuffer(buffer, np.int64, LOG_ROWS, shape.log_at)
-        kind = np.float32 if shape.item == 4 else np.float64
+        kind = np.float32 if shape.itemsize == 4 else np.float64
         count = shape.rows * shape.actions
         self.values = np.frombuffer(buffer, kind, count, shape.values_at).reshape(shape.rows, shape.actions)
 
@@ -69,7 +69,7 @@ class _Copy(NamedTuple):
 
     local: np.ndarray
     base: np.ndarray
-    found: np.ndarray
+    changed_rows: np.ndarray
 
 
 class LocalTable:
@@ -78,7 +78,7 @@ class LocalTable:
     def __init__(self) -> None:
         self._memory: _TableMemory | None = None
         self._copies: dict[int, _Copy] = {}
-        self._seen: dict[int, int] = {}
+        self._log_positions: dict[int, int] = {}
         self._lock: AbstractContextManager[None] = nullcontext()
 
     def create(
@@ -96,91 +96,91 @@ class LocalTable:
         memory = _TableMemory(self._allocate(shape), shape)
         memory.words[: _WORKERS + 1] = shape
         memory.words[_LIMIT] = -1 if limit is None else limit
-        memory.words[_GIVEN] = memory.words[_STEPS] = steps
+        memory.words[_GRANTED] = memory.words[_STEPS] = steps
         memory.words[_EPISODE_LIMIT] = -1 if episode_limit is None else episode_limit
-        memory.words[_EPISODES_GIVEN] = memory.words[_EPISODES] = episodes
+        memory.words[_EPISODES_GRANTED] = memory.words[_EPISODES] = episodes
         memory.values[...] = values
-        self._memory = self._show(memory)
+        self._memory = self._publish(memory)
 
     def begin(self, worker: int, local: np.ndarray) -> int | None:
-        memory = self._found()
+        memory = self._open()
         if memory is None:
             return None
         lost = self.reclaim(worker)
         with self._lock:
             local[...] = memory.values
-            self._seen[worker] = int(memory.words[_LOGGED])
+            self._log_positions[worker] = int(memory.words[_LOGGED])
         self._copies[worker] = _Copy(local, local.copy(), np.empty(len(local) + 1, np.int64))
         return lost
 
     def claim(self, worker: int, num_steps: int, now_s: float) -> int | None:
-        memory = self._ready()
+        memory = self._require()
         words = memory.words
         with self._lock:
             if words[_LIMIT] >= 0:
-                num_steps = _fair_share(num_steps, int(words[_LIMIT] - words[_GIVEN]), int(words[_WORKERS]))
+                num_steps = _fair_share(num_steps, int(words[_LIMIT] - words[_GRANTED]), int(words[_WORKERS]))
             if num_steps and not memory.floats[_STARTED]:
                 memory.floats[_STARTED] = now_s
-            words[_GIVEN] += num_steps
+            words[_GRANTED] += num_steps
             memory.workers[worker, 0] += num_steps
         return num_steps
 
     def claim_episodes(self, worker: int, num_episodes: int) -> int | None:
-        memory = self._ready()
+        memory = self._require()
         words = memory.words
         with self._lock:
-            left = int(words[_EPISODE_LIMIT] - words[_EPISODES_GIVEN])
+            left = int(words[_EPISODE_LIMIT] - words[_EPISODES_GRANTED])
             num_episodes = _fair_share(num_episodes, left, int(words[_WORKERS]))
-            words[_EPISODES_GIVEN] += num_episodes
+            words[_EPISODES_GRANTED] += num_episodes
             memory.workers[worker, 3] += num_episodes
         return num_episodes
 
     def merge(self, worker: int, change: TableDelta, now_s: float) -> None:
-        memory, (local, base, found) = self._ready(), self._copies[worker]
-        rows = found[: find_changed_rows(local, base, change.candidates, found)]
+        memory, (local, base, changed_rows) = self._require(), self._copies[worker]
+        rows = changed_rows[: find_changed_rows(local, base, change.candidates, changed_rows)]
         with self._lock:
-            logged, seen = int(memory.words[_LOGGED]), self._seen[worker]
-            head = merge_rows(memory.values, local, base, change.kept, rows, memory.log, logged, seen)
-            memory.words[_LOGGED] = self._seen[worker] = head
+            logged, position = int(memory.words[_LOGGED]), self._log_positions[worker]
+            head = merge_rows(memory.values, local, base, change.kept, rows, memory.log, logged, position)
+            memory.words[_LOGGED] = self._log_positions[worker] = head
             self.count(worker, change.steps, change.episodes, now_s)
 
-    def put(self, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
+    def apply_rows(self, rows: np.ndarray, kept: np.ndarray, added: np.ndarray) -> None:
         """Apply a remote worker's rows; the caller calls `count` afterwards."""
-        memory = self._ready()
+        memory = self._require()
         apply_remote_rows(memory.values, rows, kept, added)
         memory.log[(memory.words[_LOGGED] + np.arange(len(rows))) % LOG_ROWS] = rows
         memory.words[_LOGGED] += len(rows)
 
-    def news(self, seen: int) -> tuple[np.ndarray, int]:
-        """Return the rows that changed since the log had `seen` entries, and the present number of entries."""
-        memory = self._ready()
+    def changed_since(self, position: int) -> tuple[np.ndarray, int]:
+        """Return the rows that changed since the log had `position` entries, and the present number of entries."""
+        memory = self._require()
         logged = int(memory.words[_LOGGED])
-        if logged - seen > LOG_ROWS:
+        if logged - position > LOG_ROWS:
             return np.arange(len(memory.values)), logged
-        return np.unique(memory.log[np.arange(seen, logged) % LOG_ROWS]), logged
+        return np.unique(memory.log[np.arange(position, logged) % LOG_ROWS]), logged
 
     @property
-    def made(self) -> bool:
+    def created(self) -> bool:
         """Whether the table was created."""
-        return self._found() is not None
+        return self._open() is not None
 
     @property
     def values(self) -> np.ndarray:
         """The table itself, for its only writer."""
-        return self._ready().values
+        return self._require().values
 
     def count(self, worker: int, steps: int, episodes: int, now_s: float) -> None:
         """Add a worker's merged steps and episodes to the totals; the caller holds the lock."""
-        memory = self._ready()
-        words, mine = memory.words, memory.workers[worker]
-        mine[1] += steps
-        mine[2] += episodes
-        beyond = max(0, int(mine[1] - mine[0]))  # episodes and vectorized steps are not cut off at the limit
-        mine[0] += beyond
-        words[_GIVEN] += beyond
-        beyond = max(0, int(mine[2] - mine[3]))  # without a limit, or `reclaim` took a live worker for dead
-        mine[3] += beyond
-        words[_EPISODES_GIVEN] += beyond
+        memory = self._require()
+        words, own = memory.words, memory.workers[worker]
+        own[1] += steps
+        own[2] += episodes
+        excess = max(0, int(own[1] - own[0]))  # episodes and vectorized steps are not cut off at the limit
+        own[0] += excess
+        words[_GRANTED] += excess
+        excess = max(0, int(own[2] - own[3]))  # without a limit, or `reclaim` took a live worker for dead
+        own[3] += excess
+        words[_EPISODES_GRANTED] += excess
         words[_STEPS] += steps
         words[_EPISODES] += episodes
         memory.floats[_MERGED] = now_s
@@ -190,22 +190,22 @@ class LocalTable:
 
         `steps_left` and `episodes_left` are what the worker still has to take; 0 if the worker is gone.
         """
-        memory = self._found()
+        memory = self._open()
         if memory is None:
             return 0
         with self._lock:
-            mine = memory.workers[worker]
-            lost = max(0, int(mine[0] - mine[1]) - steps_left)
-            mine[0] -= lost
-            memory.words[_GIVEN] -= lost
+            own = memory.workers[worker]
+            lost = max(0, int(own[0] - own[1]) - steps_left)
+            own[0] -= lost
+            memory.words[_GRANTED] -= lost
             memory.words[_LOST] += lost
-            lost_episodes = max(0, int(mine[3] - mine[2]) - episodes_left)
-            mine[3] -= lost_episodes
-            memory.words[_EPISODES_GIVEN] -= lost_episodes
+            lost_episodes = max(0, int(own[3] - own[2]) - episodes_left)
+            own[3] -= lost_episodes
+            memory.words[_EPISODES_GRANTED] -= lost_episodes
         return lost
 
     def totals(self) -> TableTotals:
-        memory = self._found()
+        memory = self._open()
         if memory is None:
             return TableTotals(0, 0, 0.0, 0.0)
         words, floats = memory.words, memory.floats
@@ -214,33 +214,33 @@ class LocalTable:
 
     def read(self, values: np.ndarray) -> TableTotals:
         with self._lock:
-            values[...] = self._ready().values
+            values[...] = self._require().values
             return self.totals()
 
-    def _found(self) -> _TableMemory | None:
+    def _open(self) -> _TableMemory | None:
         return self._memory
 
-    def _ready(self) -> _TableMemory:
-        memory = self._found()
-        assert memory is not None, "a worker begins before it claims"
+    def _require(self) -> _TableMemory:
+        memory = self._open()
+        assert memory is not None, "a worker calls `begin` before it claims"
         return memory
 
     def _allocate(self, shape: _Shape) -> memoryview:
         return memoryview(bytearray(shape.nbytes))
 
-    def _show(self, memory: _TableMemory) -> _TableMemory:
+    def _publish(self, memory: _TableMemory) -> _TableMemory:
         return memory
 
 
 class ShmTable(LocalTable):
     """The same in a file of the run's shared directory, which is removed with that directory."""
 
-    def __init__(self, room: Path) -> None:
+    def __init__(self, shared_dir: Path) -> None:
         super().__init__()
-        self._path = room / "table"
-        self._lock = _FileLock(room / "table-lock")
+        self._path = shared_dir / "table"
+        self._lock = _FileLock(shared_dir / "table-lock")
 
-    def _found(self) -> _TableMemory | None:
+    def _open(self) -> _TableMemory | None:
         if self._memory is None and self._path.exists():
             buffer = memoryview(map_file(self._path))
             self._memory = _TableMemory(buffer, _Shape(*np.frombuffer(buffer, np.int64, _WORKERS + 1).tolist()))
@@ -254,7 +254,7 @@ class ShmTable(LocalTable):
             size = f"{shape.nbytes >> 20} MiB of shared memory for the table"
             raise UsageError(f"{size}: {error.strerror}; free some, or use fewer states") from None
 
-    def _show(self, memory: _TableMemory) -> _TableMemory:
+    def _publish(self, memory: _TableMemory) -> _TableMemory:
         os.rename(self._draft, self._path)
         return memory
 
@@ -263,9 +263,9 @@ class ShmTable(LocalTable):
         return self._path.with_suffix(f".{os.getpid()}")
 
 
-def _fair_share(wanted: int, left: int, num_workers: int) -> int:
+def _fair_share(requested: int, left: int, num_workers: int) -> int:
     """Return how many of `wanted` to grant of those `left`: so few that all workers finish at about the same time."""
-    return max(0, min(wanted, left if num_workers == 1 else -(-left // (2 * num_workers))))
+    return max(0, min(requested, left if num_workers == 1 else -(-left // (2 * num_workers))))
 
 
 class _FileLock(AbstractContextManager[None]):

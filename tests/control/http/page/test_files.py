@@ -1,4 +1,4 @@
-"""The files of the page: what is served and what is not, where they come from, and what is said where they are missing."""
+"""The files of the page: which are served, how third-party files are fetched, and the message if they are missing."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from steppe.records.run_directory import RunDirectory
 from tests.support.browser import ROOT
 from tests.support.service import Served
 
-FILM = "/api/v1/runs/{}/evaluations/{}/recording"
+RECORDING = "/api/v1/runs/{}/evaluations/{}/recording"
 
 
 @pytest.mark.integration
-def test_files_are_served_by_name_and_nothing_else_is(api: httpx.Client):
+def test_only_the_files_of_the_page_are_served(api: httpx.Client):
     script = api.get("/page/app.js")
     assert script.headers["content-type"].startswith("text/javascript")
     assert "script-src 'self'" in script.headers["content-security-policy"]
@@ -44,38 +44,38 @@ def test_files_are_served_by_name_and_nothing_else_is(api: httpx.Client):
 
 
 @pytest.mark.unit
-def test_the_page_asks_for_every_module_at_once():
-    """What a module imports would otherwise be found out only when that module has come."""
-    page = (static.FOLDER / "index.html").read_text()
-    asked = set(re.findall(r'<(?:script|link)[^>]* (?:src|href)="/page/([^"]+\.js)"', page))
-    written = {str(path.relative_to(static.FOLDER)) for path in static.FOLDER.glob("*.js")}
-    assert asked == written | {name for name in static.PARTS if name.endswith(".js")}
-    assert 'src="/page/live.js" async' in page, "the stream is opened before the rest has come"
-    assert "import " not in (static.FOLDER / "live.js").read_text(), "it waits for no other module"
+def test_the_page_preloads_every_module():
+    """Otherwise the browser would find a module's imports only after loading it."""
+    page = (static.DIRECTORY / "index.html").read_text()
+    requested = set(re.findall(r'<(?:script|link)[^>]* (?:src|href)="/page/([^"]+\.js)"', page))
+    written = {str(path.relative_to(static.DIRECTORY)) for path in static.DIRECTORY.glob("*.js")}
+    assert requested == written | {name for name in static.PARTS if name.endswith(".js")}
+    assert 'src="/page/live.js" async' in page, "the stream is opened before the other modules are loaded"
+    assert "import " not in (static.DIRECTORY / "live.js").read_text(), "it has no imports to wait for"
 
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_films_are_those_of_the_run_alone(api: httpx.Client, house: Served, ended: list[str]):
-    judged = api.get(f"/api/v1/runs/{ended[0]}/evaluations").json()["evaluations"]
-    number = next(one["number"] for one in judged if one["recording"])
-    film = api.get(FILM.format(ended[0], number))
-    assert film.headers["content-type"] == "image/gif"
-    assert film.content.startswith(b"GIF8")
-    for run, wrong in ((ended[0], number + 100_000), ("nobody", 1)):
-        assert api.get(FILM.format(run, wrong)).status_code == 404
-    (house.root / "runs" / "secret.gif").write_bytes(b"GIF8 secret")
-    directory = RunDirectory(house.root / "runs" / ended[1])
+def test_only_recordings_of_the_run_are_served(api: httpx.Client, page_service: Served, ended: list[str]):
+    evaluations = api.get(f"/api/v1/runs/{ended[0]}/evaluations").json()["evaluations"]
+    number = next(one["number"] for one in evaluations if one["recording"])
+    video = api.get(RECORDING.format(ended[0], number))
+    assert video.headers["content-type"] == "image/gif"
+    assert video.content.startswith(b"GIF8")
+    for run, invalid in ((ended[0], number + 100_000), ("nobody", 1)):
+        assert api.get(RECORDING.format(run, invalid)).status_code == 404
+    (page_service.root / "runs" / "secret.gif").write_bytes(b"GIF8 secret")
+    directory = RunDirectory(page_service.root / "runs" / ended[1])
     forged = EvaluationReport(
         run=ended[1], version=1, updates=1, env_steps=1, train_s=1.0, returns=[0.0], lengths=[1], return_mean=0.0,
         return_std=0.0, duration_s=1.0, weights_sha256="", recording="../../secret.gif",
     )  # fmt: skip
-    assert api.get(FILM.format(ended[1], directory.store.post(EVALUATIONS, forged.record()))).status_code == 404
+    assert api.get(RECORDING.format(ended[1], directory.store.post(EVALUATIONS, forged.record()))).status_code == 404
 
 
 @pytest.mark.unit
-def test_a_service_without_the_parts_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(static, "FOLDER", tmp_path)
+def test_without_third_party_files_the_service_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(static, "DIRECTORY", tmp_path)
     (tmp_path / "index.html").write_text("<p>page</p>")
     assert not static.is_page_complete()
     service, keys = make_local_service(), TokenStore(tmp_path / "tokens.json")
@@ -100,10 +100,10 @@ def fetching(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A registry with one package; what it should be by its sha512."""
-    folder = tmp_path / "registry" / "small" / "-"
-    folder.mkdir(parents=True)
-    with tarfile.open(folder / "small-1.0.0.tgz", "w:gz") as archive:
+    """Serve a registry with one package; yield the SHA-512 of the package."""
+    directory_of_package = tmp_path / "registry" / "small" / "-"
+    directory_of_package.mkdir(parents=True)
+    with tarfile.open(directory_of_package / "small-1.0.0.tgz", "w:gz") as archive:
         info = tarfile.TarInfo("package/dist/small.js")
         info.size = 5
         archive.addfile(info, io.BytesIO(b"small"))
@@ -113,22 +113,22 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"http://127.0.0.1:{server.server_port}/")
-    yield base64.b64encode(hashlib.sha512((folder / "small-1.0.0.tgz").read_bytes()).digest()).decode()
+    yield base64.b64encode(hashlib.sha512((directory_of_package / "small-1.0.0.tgz").read_bytes()).digest()).decode()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
 @pytest.mark.unit
-def test_parts_are_fetched_once_and_only_as_pinned(fetching: ModuleType, registry: str, tmp_path: Path):
-    place = tmp_path / "vendor"
-    wrong = fetching.Part("small", "1.0.0", "A" * 88, {"dist/small.js": "s.js"}, place)
+def test_third_party_files_are_fetched_once_and_verified(fetching: ModuleType, registry: str, tmp_path: Path):
+    target = tmp_path / "vendor"
+    invalid = fetching.Part("small", "1.0.0", "A" * 88, {"dist/small.js": "s.js"}, target)
     with pytest.raises(SystemExit, match="is not what was pinned"):
-        fetching.fetch(wrong)
-    assert not place.exists()
-    right = fetching.Part("small", "1.0.0", registry, {"dist/small.js": "s.js"}, place)
+        fetching.fetch(invalid)
+    assert not target.exists()
+    right = fetching.Part("small", "1.0.0", registry, {"dist/small.js": "s.js"}, target)
     fetching.fetch(right)
-    assert (place / "s.js").read_bytes() == b"small"
+    assert (target / "s.js").read_bytes() == b"small"
     (tmp_path / "registry" / "small" / "-" / "small-1.0.0.tgz").unlink()
     fetching.fetch(right)
     assert all(len(base64.b64decode(part.sha512)) == 64 for part in fetching.PARTS)

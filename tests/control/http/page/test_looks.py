@@ -1,4 +1,4 @@
-"""How the page is for everybody: without violations that axe finds, dark and light, on a phone; films, logs, comparisons."""
+"""Accessibility (axe), themes, small screens, videos, logs and comparisons."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.support.service import Served
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 AXE = Path(__file__).parent / "vendor" / "axe.js"
 VIEWS = ("/", "/new", "/run/done-1", "/compare?runs=done-1,done-2")
-# No frame is drawn, and what waits a moment for one instead waits for an hour.
+# No frame is drawn, and short timeouts become an hour.
 NO_FRAMES = """
   window.requestAnimationFrame = () => 0;
   const later = window.setTimeout;
   window.setTimeout = (act, ms, ...more) => later(act, ms > 0 && ms <= 100 ? 3600000 : ms, ...more);
 """
-SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 
 
-def show(page: Page, house: Served, view: str) -> None:
-    """A view with everything that it fetches, folded parts open."""
-    page.goto(f"{house.address}/#{view}")
+def show(page: Page, page_service: Served, view: str) -> None:
+    """Open a view, wait until it has loaded, and expand all sections."""
+    page.goto(f"{page_service.address}/#{view}")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     if view.startswith(("/run", "/compare")):
         expect(page.locator(".uplot").first).to_be_visible()
@@ -36,17 +36,19 @@ def show(page: Page, house: Served, view: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", rest_slow("light", "dark"))
-def test_axe_finds_nothing(house: Served, browser: Browser, signed_in: dict, ended: list[str], scheme: str):
+def test_axe_finds_no_violations(
+    page_service: Served, browser: Browser, signed_in: dict, ended: list[str], scheme: str
+):
     context = browser.new_context(storage_state=signed_in, color_scheme=scheme, bypass_csp=True)
-    page = opened(context, house)
+    page = opened(context, page_service)
     for size in SIZES.values():
         page.set_viewport_size(size)
         for view in VIEWS:
-            show(page, house, view)
+            show(page, page_service, view)
             page.add_script_tag(path=AXE)
             found = page.evaluate("async () => (await axe.run()).violations")
-            told = [(one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
-            assert told == [], (view, size)
+            violations = [(one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
+            assert violations == [], (view, size)
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     assert page.evaluate("async () => (await axe.run()).violations.map((one) => one.id)") == []
@@ -55,11 +57,11 @@ def test_axe_finds_nothing(house: Served, browser: Browser, signed_in: dict, end
 
 @pytest.mark.regression
 @pytest.mark.usefixtures("ended")
-def test_keys_work_before_a_frame_is_drawn(house: Served, browser: Browser, signed_in: dict):
-    """On a busy machine that takes long, and what is typed meanwhile must not be lost."""
+def test_keys_work_before_a_frame_is_drawn(page_service: Served, browser: Browser, signed_in: dict):
+    """On a busy machine the first frame is late, and keys typed before it must not be lost."""
     context = browser.new_context(storage_state=signed_in)
     context.add_init_script(NO_FRAMES)
-    page = opened(context, house)
+    page = opened(context, page_service)
     search = page.get_by_label("Search runs")
     expect(search).to_be_visible()
     page.keyboard.press("/")
@@ -67,19 +69,19 @@ def test_keys_work_before_a_frame_is_drawn(house: Served, browser: Browser, sign
     context.close()
 
 
-def test_nothing_is_wider_than_a_phone(page: Page, house: Served, ended: list[str]):
+def test_every_view_fits_a_phone(page: Page, page_service: Served, ended: list[str]):
     page.set_viewport_size(SIZES["phone"])
     for view in VIEWS:
-        show(page, house, view)
+        show(page, page_service, view)
         expect(page.locator("html")).to_have_js_property("scrollWidth", SIZES["phone"]["width"])
-    page.goto(house.address)
+    page.goto(page_service.address)
     row = page.get_by_role("row").filter(has_text="done-1")
     for text in ("done-1", "CartPole-v1 · ppo", "Succeeded"):
         expect(row.get_by_text(text)).to_be_in_viewport()
     expect(page.get_by_role("link", name="Start a run").last).to_be_in_viewport()
 
 
-def test_dark_and_light(page: Page, house: Served):
+def test_the_theme_follows_the_system_until_it_is_changed(page: Page, page_service: Served):
     dark, light = re.compile(r"rgb\(\d\d, \d\d, \d\d\)"), re.compile(r"rgb\(2\d\d, 2\d\d, 2\d\d\)")
     ground = page.locator("body")
     page.emulate_media(color_scheme="dark")
@@ -88,28 +90,28 @@ def test_dark_and_light(page: Page, house: Served):
     page.emulate_media(color_scheme="light")
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
     expect(ground).to_have_css("background-color", light)
-    page.get_by_role("button", name="Dark or light").click()
-    page.reload()  # the choice is remembered, whatever the system has
+    page.get_by_role("button", name="Dark or light theme").click()
+    page.reload()  # the choice is saved and overrides the system's theme
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     expect(ground).to_have_css("background-color", dark)
 
 
-def test_films_logs_and_tables(page: Page, house: Served, ended: list[str]):
-    show(page, house, "/run/done-1")
-    page.get_by_role("button", name=re.compile("Play the film")).first.click()
-    film = page.get_by_role("img", name=re.compile("One episode of evaluation"))
-    expect(film).to_be_visible()
-    expect(film).to_have_js_property("complete", True)
-    expect(film).not_to_have_js_property("naturalWidth", 0)
-    page.get_by_role("button", name="Stop the film").click()
-    expect(film).to_have_count(0)
+def test_videos_logs_and_tables(page: Page, page_service: Served, ended: list[str]):
+    show(page, page_service, "/run/done-1")
+    page.get_by_role("button", name=re.compile("Play the video")).first.click()
+    video = page.get_by_role("img", name=re.compile("One episode of evaluation"))
+    expect(video).to_be_visible()
+    expect(video).to_have_js_property("complete", True)
+    expect(video).not_to_have_js_property("naturalWidth", 0)
+    page.get_by_role("button", name="Close the video").click()
+    expect(video).to_have_count(0)
     expect(page.get_by_role("log")).to_contain_text("done-1 ended SUCCEEDED")
     rows = page.locator("figure", has_text="Return").get_by_role("row")
     expect(rows.first).to_contain_text("training")
     expect(rows.nth(1)).to_contain_text(re.compile(r"\d"))
 
 
-def test_compare(page: Page, ended: list[str]):
+def test_selected_runs_are_compared(page: Page, ended: list[str]):
     for run in ended:
         page.get_by_role("checkbox", name=f"Compare {run}").check()
     page.get_by_role("button", name="Compare 2").click()
@@ -122,11 +124,11 @@ def test_compare(page: Page, ended: list[str]):
     expect(page.get_by_role("link", name="done-2")).to_be_visible()
 
 
-def test_strangers_are_told_how_to_sign_in(house: Served, browser: Browser):
+def test_without_a_session_the_page_explains_how_to_sign_in(page_service: Served, browser: Browser):
     context = browser.new_context()
     page = context.new_page()
     for path in ("/", "/sign-in?code=used"):
-        answer = page.goto(house.address + path)
+        answer = page.goto(page_service.address + path)
         assert answer is not None
         assert answer.status == 401
         expect(page.get_by_role("heading")).to_have_text("You are not signed in")

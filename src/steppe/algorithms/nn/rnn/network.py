@@ -19,7 +19,9 @@ from steppe.algorithms.nn.mlp_kernels import HeadSpec, ParallelMLPs
 from steppe.algorithms.nn.normalizers import ObsNormalizer
 from steppe.algorithms.nn.rnn.cell import RecurrentCell, UnrollResult
 from steppe.algorithms.nn.torsos import build_torso
-from steppe.core.algorithms import ActorCriticConfig, R2D2Config, default_cell_size
+from steppe.algorithms.r2d2.config import R2D2Config
+from steppe.algorithms.shared.actor_critic_config import ActorCriticConfig
+from steppe.core.config.agent import default_cell_size
 from steppe.core.contracts.errors import ConfigError
 from steppe.core.contracts.specs import EnvSpec
 

@@ -1,28 +1,29 @@
-// The actors of a run: how many are wanted and there, each one's state and restarts, and a slider for how many.
+// The actors of a run: desired and ready number, a slider that sets it, and the state of each actor.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { put } from "./api.js";
-import { carryOut, useLook } from "./parts.js";
-import { count, megabytes } from "./words.js";
+import { performOperation, usePolled } from "./parts.js";
+import { count, megabytes } from "./format.js";
 
-const EVERY_MS = 1500;
-const SETTLE_MS = 350; // keys and sliders go through many numbers on their way to the one that is meant
+const POLL_MS = 1500;
+const DEBOUNCE_MS = 350; // keys and sliders pass through many numbers before the intended one
 
-// The number that somebody wants and the service has not acknowledged yet; null when there is none.
-function useWish(run) {
-  const [wish, setWish] = useState(null);
+// The requested number that the service has not acknowledged yet, or null.
+function useRequestedNumber(run) {
+  const [requested, setRequested] = useState(null);
   const newest = useRef(null);
   useEffect(() => {
-    newest.current = wish;
-    if (wish === null) return undefined;
+    newest.current = requested;
+    if (requested === null) return undefined;
     const timer = setTimeout(async () => {
-      const words = `Scaling to ${wish} ${wish === 1 ? "actor" : "actors"}`;
-      await carryOut(words, () => put(`/runs/${run.id}/actors`, { actors: wish }), () => newest.current !== wish);
-      setWish((now) => (now === wish ? null : now));
-    }, SETTLE_MS);
+      const title = `Scaling to ${requested} ${requested === 1 ? "actor" : "actors"}`;
+      const send = () => put(`/runs/${run.id}/actors`, { actors: requested });
+      await performOperation(title, send, () => newest.current !== requested);
+      setRequested((now) => (now === requested ? null : now));
+    }, DEBOUNCE_MS);
     return () => clearTimeout(timer);
-  }, [wish]);
-  return [wish, setWish];
+  }, [requested]);
+  return [requested, setRequested];
 }
 
 function Table({ actors }) {
@@ -39,24 +40,24 @@ function Table({ actors }) {
 }
 
 export function Actors({ run, live, scaler }) {
-  const seen = useLook(`/runs/${run.id}/actors`, live, EVERY_MS);
-  const [wish, setWish] = useWish(run);
-  const able = live && seen?.most > 0 && ["RUNNING", "PAUSED"].includes(run.state);
-  const wanted = wish ?? seen?.desired ?? 0;
-  const step = (by) => able && setWish(Math.max(0, Math.min(seen.most, wanted + by)));
+  const observed = usePolled(`/runs/${run.id}/actors`, live, POLL_MS);
+  const [requested, setRequested] = useRequestedNumber(run);
+  const scalable = live && observed?.most > 0 && ["RUNNING", "PAUSED"].includes(run.state);
+  const desired = requested ?? observed?.desired ?? 0;
+  const step = (by) => scalable && setRequested(Math.max(0, Math.min(observed.most, desired + by)));
   scaler.current = step;
   return html`<section class="card" id="actors" aria-label="Actors">
-    <h2>Actors ${seen && html`<span class="sub"><b data-actors="ready">${seen.ready}</b> ready of
-      <b data-actors="desired"> ${seen.desired}</b> wanted</span>`}</h2>
-    ${able && html`<div class="scale">
-      <button aria-label="One actor less" title="−" disabled=${wanted <= 0} onClick=${() => step(-1)}>−</button>
-      <input type="range" min="0" max=${seen.most} step="1" value=${wanted} aria-label="Number of actors"
-        aria-valuetext=${`${wanted} actors`} onInput=${(event) => setWish(Number(event.target.value))} />
-      <button aria-label="One actor more" title="+" disabled=${wanted >= seen.most} onClick=${() => step(1)}>+</button>
-      <output>${wanted}</output>
+    <h2>Actors ${observed && html`<span class="sub"><b data-actors="ready">${observed.ready}</b> of
+      <b data-actors="desired"> ${observed.desired}</b> ready</span>`}</h2>
+    ${scalable && html`<div class="scale">
+      <button aria-label="Remove one actor" title="−" disabled=${desired <= 0} onClick=${() => step(-1)}>−</button>
+      <input type="range" min="0" max=${observed.most} step="1" value=${desired} aria-label="Number of actors"
+        aria-valuetext=${`${desired} actors`} onInput=${(event) => setRequested(Number(event.target.value))} />
+      <button aria-label="Add one actor" title="+" disabled=${desired >= observed.most} onClick=${() => step(1)}>+</button>
+      <output>${desired}</output>
     </div>`}
-    ${live && seen && !seen.most && html`<p class="sub">Their number can change in mode async on processes and kafka only.</p>`}
-    ${seen?.actors.length > 0 && html`<${Table} actors=${seen.actors} />`}
-    ${!seen?.actors.length && html`<p class="nothing">None has reported yet.</p>`}
+    ${live && observed && !observed.most && html`<p class="sub">The number of actors can change only in mode async on processes and kafka.</p>`}
+    ${observed?.actors.length > 0 && html`<${Table} actors=${observed.actors} />`}
+    ${!observed?.actors.length && html`<p class="nothing">No actor has reported yet.</p>`}
   </section>`;
 }

@@ -1,5 +1,5 @@
-// Requests to the service: the session's CSRF token on every change, a key so that a repeated change is carried out
-// once, problem documents as errors whose message is the sentence for the reader.
+// Requests to the service. A change has the session's CSRF token and an idempotency key, so that a repeated one is
+// executed once. A problem document becomes an error whose message is shown to the reader.
 
 const PREFIX = "/api/v1";
 let session = null;
@@ -12,30 +12,30 @@ export class Problem extends Error {
   }
 }
 
-async function ask(method, path, body) {
+async function request(method, path, body) {
   const headers = {};
   if (method !== "GET") {
-    session ||= await ask("GET", "/session");
+    session ||= await request("GET", "/session");
     headers["X-CSRF-Token"] = session.csrf || "";
     headers["Idempotency-Key"] = crypto.getRandomValues(new Uint32Array(4)).join("-");
   }
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  let answer;
+  let response;
   try {
-    answer = await fetch(PREFIX + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    response = await fetch(PREFIX + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
     throw new Problem({ detail: "the service does not answer" }, 0);
   }
-  if (answer.ok) return answer.status === 204 ? null : answer.json();
-  if (answer.status === 401) window.dispatchEvent(new Event("steppe:signed-out"));
-  throw new Problem(await answer.json().catch(() => ({})), answer.status);
+  if (response.ok) return response.status === 204 ? null : response.json();
+  if (response.status === 401) window.dispatchEvent(new Event("steppe:signed-out"));
+  throw new Problem(await response.json().catch(() => ({})), response.status);
 }
 
-export const get = (path) => ask("GET", path);
-export const post = (path, body) => ask("POST", path, body);
-export const put = (path, body) => ask("PUT", path, body);
-export const patch = (path, body) => ask("PATCH", path, body);
-export const remove = (path) => ask("DELETE", path);
+export const get = (path) => request("GET", path);
+export const post = (path, body) => request("POST", path, body);
+export const put = (path, body) => request("PUT", path, body);
+export const patch = (path, body) => request("PATCH", path, body);
+export const remove = (path) => request("DELETE", path);
 
 export function metrics(run, { series, since = 0, points = 500 }) {
   const query = new URLSearchParams({ since, max_points: points });
@@ -43,18 +43,18 @@ export function metrics(run, { series, since = 0, points = 500 }) {
   return get(`/runs/${run}/metrics?${query}`);
 }
 
-const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-// The operation when whoever carries it out has said so.
-export async function settled(operation) {
-  let found = operation;
-  while (found.state === "pending") {
-    await pause(400);
+// Poll an operation until it has succeeded or failed, and return it.
+export async function waitForOperation(operation) {
+  let current = operation;
+  while (current.state === "pending") {
+    await sleep(400);
     try {
-      found = await get(`/operations/${operation.id}`);
+      current = await get(`/operations/${operation.id}`);
     } catch (problem) {
-      if (problem.status) throw problem; // 0: the service is away, and the operation survives that
+      if (problem.status) throw problem; // 0: the service does not answer, but the operation persists
     }
   }
-  return found;
+  return current;
 }

@@ -1,19 +1,19 @@
-// The page: which view the address names, the bar above it, and what is the same everywhere.
+// The page: the view that the address selects, the header above it, and global keyboard shortcuts.
 
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./vendor/htm-preact.js";
 import { remove } from "./api.js";
 import { Compare } from "./compare.js";
 import { state } from "./live.js";
-import { Notes, go, keysOn, useDialog, useKeys, useLive } from "./parts.js";
+import { Notifications, go, shortcutsEnabled, useDialog, useLive, useShortcuts } from "./parts.js";
 import { RunView } from "./run.js";
 import { Runs } from "./runs.js";
 import { Start } from "./start.js";
-import { clock } from "./words.js";
+import { timeOfDay } from "./format.js";
 
-const KEYS = {
-  n: "start a run", r: "list of runs", "/": "search the list", "j  k": "move in the list", Enter: "open the run",
-  x: "choose it for comparing", c: "compare what is chosen", "+  −": "add or remove an actor", p: "pause, resume",
-  s: "stop, after a question", h: "change hyperparameters", l: "logs", d: "dark or light", "?": "these keys",
+const SHORTCUTS = {
+  n: "start a run", r: "list of runs", "/": "search the list", "j  k": "next, previous run", Enter: "open the run",
+  x: "select it for comparison", c: "compare the selected runs", "+  −": "add or remove an actor", p: "pause or resume",
+  s: "stop (asks first)", h: "change hyperparameters", l: "logs", d: "dark or light theme", "?": "show this list",
 };
 
 function route() {
@@ -23,19 +23,20 @@ function route() {
 }
 
 const signOut = () => remove("/session").catch(() => null).then(() => location.reload());
-const nextTheme = () => window.dispatchEvent(new Event("steppe:turn"));
+const toggleTheme = () => window.dispatchEvent(new Event("steppe:toggle-theme"));
 
-function Keys({ onClose }) {
-  const { close, parts } = useDialog(onClose);
-  const [on, setOn] = useState(keysOn());
-  const turn = (event) => {
+function Shortcuts({ onClose }) {
+  const { close, attributes } = useDialog(onClose);
+  const [enabled, setEnabled] = useState(shortcutsEnabled());
+  const toggle = (event) => {
     localStorage.setItem("steppe.keys", event.target.checked ? "on" : "off");
-    setOn(event.target.checked);
+    setEnabled(event.target.checked);
   };
-  return html`<dialog ...${parts} aria-labelledby="keys">
-    <h2 id="keys">Keys</h2>
-    <dl class="keys">${Object.entries(KEYS).map(([key, words]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${words}</dd></div>`)}</dl>
-    <label class="check"><input type="checkbox" checked=${on} onChange=${turn} /> single keys do something</label>
+  const Row = ([key, action]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${action}</dd></div>`;
+  return html`<dialog ...${attributes} aria-labelledby="keys">
+    <h2 id="keys">Keyboard shortcuts</h2>
+    <dl class="keys">${Object.entries(SHORTCUTS).map(Row)}</dl>
+    <label class="check"><input type="checkbox" checked=${enabled} onChange=${toggle} /> Enable keyboard shortcuts</label>
     <div class="row end"><button autofocus onClick=${close}>Close</button></div>
   </dialog>`;
 }
@@ -45,15 +46,15 @@ function Banner({ signedOut }) {
     return html`<p class="banner" role="alert">You are signed out. <code>steppe serve --sign-in</code> prints a new link
       while the service runs.</p>`;
   }
-  if (state.fresh || !state.known) return null;
-  const seen = clock(state.seen / 1000);
-  return html`<p class="banner" role="alert">Connection lost: what you see is from ${seen}. Runs go on; trying again …</p>`;
+  if (state.connected || !state.loaded) return null;
+  const time = timeOfDay(state.lastMessageMs / 1000);
+  return html`<p class="banner" role="alert">Connection lost: this page shows the state at ${time}. Runs continue; reconnecting …</p>`;
 }
 
-function View({ at }) {
+function View({ route: at }) {
   const [error, reset] = useErrorBoundary((found) => console.error(found));
   useEffect(() => reset(), [at.name, at.run]);
-  if (error) return html`<p class="nothing">This view broke: ${String(error.message)}. <a href="#/">All runs</a></p>`;
+  if (error) return html`<p class="nothing">This view failed: ${String(error.message)}. <a href="#/">All runs</a></p>`;
   if (at.name === "run") return html`<${RunView} key=${at.run} id=${at.run} />`;
   if (at.name === "new") return html`<${Start} from=${at.query.get("from")} />`;
   if (at.name === "compare") return html`<${Compare} ids=${(at.query.get("runs") || "").split(",").filter(Boolean)} />`;
@@ -62,49 +63,49 @@ function View({ at }) {
 
 function Page() {
   useLive();
-  const [at, setAt] = useState(route());
+  const [current, setCurrent] = useState(route());
   const [signedOut, setSignedOut] = useState(false);
   const [help, setHelp] = useState(false);
   const main = useRef(null);
   useEffect(() => {
-    const moved = () => {
-      setAt(route());
+    const onNavigate = () => {
+      setCurrent(route());
       scrollTo(0, 0);
       main.current.focus({ preventScroll: true });
     };
-    const out = () => setSignedOut(true);
-    window.addEventListener("hashchange", moved);
-    window.addEventListener("steppe:signed-out", out);
+    const onSignedOut = () => setSignedOut(true);
+    window.addEventListener("hashchange", onNavigate);
+    window.addEventListener("steppe:signed-out", onSignedOut);
     return () => {
-      window.removeEventListener("hashchange", moved);
-      window.removeEventListener("steppe:signed-out", out);
+      window.removeEventListener("hashchange", onNavigate);
+      window.removeEventListener("steppe:signed-out", onSignedOut);
     };
   }, []);
-  useKeys({ n: () => go("/new"), r: () => go("/"), d: nextTheme, "?": () => setHelp(true) });
+  useShortcuts({ n: () => go("/new"), r: () => go("/"), d: toggleTheme, "?": () => setHelp(true) });
   const skip = (event) => {
     event.preventDefault();
     main.current.focus();
   };
-  const here = (name) => (at.name === name ? "page" : null);
+  const ariaCurrent = (name) => (current.name === name ? "page" : null);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to content</a>
     <header class="bar">
       <a class="brand" href="#/" aria-label="Steppe, all runs">
         <img src="/page/mark.svg" alt="" width="24" height="24" />Steppe</a>
       <nav aria-label="Main">
-        <a href="#/" aria-current=${here("runs")}>Runs</a>
-        <a href="#/new" aria-current=${here("new")}>Start a run</a>
+        <a href="#/" aria-current=${ariaCurrent("runs")}>Runs</a>
+        <a href="#/new" aria-current=${ariaCurrent("new")}>Start a run</a>
       </nav>
-      <span class=${state.fresh ? "link fresh" : "link"}>
-        <span class="glyph" aria-hidden="true">${state.fresh ? "●" : "○"}</span>${state.fresh ? "live" : "offline"}</span>
-      <button class="plain icon" aria-label="Dark or light" title="Dark or light (d)" onClick=${nextTheme}>◐</button>
-      <button class="plain icon" aria-label="Keys" title="Keys (?)" onClick=${() => setHelp(true)}>?</button>
+      <span class=${state.connected ? "link connected" : "link"}>
+        <span class="glyph" aria-hidden="true">${state.connected ? "●" : "○"}</span>${state.connected ? "live" : "offline"}</span>
+      <button class="plain icon" aria-label="Dark or light theme" title="Dark or light theme (d)" onClick=${toggleTheme}>◐</button>
+      <button class="plain icon" aria-label="Keyboard shortcuts" title="Keyboard shortcuts (?)" onClick=${() => setHelp(true)}>?</button>
       <button class="plain" onClick=${signOut}>Sign out</button>
     </header>
     <${Banner} signedOut=${signedOut} />
-    <main id="main" ref=${main} tabindex="-1" class=${state.fresh || !state.known ? "" : "stale"}><${View} at=${at} /></main>
-    <${Notes} />
-    ${help && html`<${Keys} onClose=${() => setHelp(false)} />`}`;
+    <main id="main" ref=${main} tabindex="-1" class=${state.connected || !state.loaded ? "" : "stale"}><${View} route=${current} /></main>
+    <${Notifications} />
+    ${help && html`<${Shortcuts} onClose=${() => setHelp(false)} />`}`;
 }
 
 const root = document.getElementById("page");

@@ -1,21 +1,20 @@
-// Several runs in one chart: any curve that they have, over steps or over time since each began.
+// Several runs in one chart: one of their curves, over steps or over the time since the start of each run.
 
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { metrics } from "./api.js";
-import { Chart, ink } from "./chart.js";
+import { Chart, lineColor } from "./chart.js";
 import { state } from "./live.js";
-import { State, useAsking, useLive } from "./parts.js";
-import { count, number, short } from "./words.js";
+import { State, useLive, usePolling } from "./parts.js";
+import { count, number, short } from "./format.js";
 
 const POINTS = 600;
-const EVERY_MS = 3000;
-
+const POLL_MS = 3000;
 const HEADS = ["Run", "State", "Return", "Evaluation", "Steps", "Steps/s"];
 
 function Row({ run, index }) {
   const { progress } = run;
   return html`<tr>
-    <th scope="row"><span class="dot" style=${{ background: ink(index) }} aria-hidden="true"></span>
+    <th scope="row"><span class="dot" style=${{ background: lineColor(index) }} aria-hidden="true"></span>
       <a href=${`#/run/${run.id}`}>${run.id}</a><span class="about">${run.env} · ${run.algo}</span></th>
     <td class="word"><${State} state=${run.state} /></td>
     <td>${number(progress.train_return_mean)}</td><td>${number(progress.eval_return_mean)}</td>
@@ -23,33 +22,33 @@ function Row({ run, index }) {
   </tr>`;
 }
 
-// A run's curve and the names of all its curves; only the names where it has no such curve.
+// A curve of a run and the names of all its curves; only the names if it has no such curve.
 const curveOf = (id, name) =>
   metrics(id, { series: [name], points: POINTS })
     .catch(() => metrics(id, { points: 2 }).then((found) => ({ ...found, series: [] })))
     .catch(() => null);
 
-// One curve of every run, again and again; and the names that any of them has.
+// One curve of every run, polled, and the names of the curves that any of them has.
 function useCurves(ids, name) {
   const [curves, setCurves] = useState({});
   const [names, setNames] = useState([]);
   const begin = () => {
     setCurves({});
-    return async (gone) => {
+    return async (obsolete) => {
       const found = await Promise.all(ids.map((id) => curveOf(id, name)));
-      if (gone()) return;
+      if (obsolete()) return;
       setNames([...new Set(found.flatMap((one) => one?.names || []))].sort());
       setCurves(Object.fromEntries(ids.map((id, index) => [id, found[index]?.series[0]?.points || []])));
     };
   };
-  useAsking(begin, true, EVERY_MS, [ids.join(), name]);
+  usePolling(begin, true, POLL_MS, [ids.join(), name]);
   return [curves, names];
 }
 
 function lineOf(id, index, known, over) {
   const points = known.filter((point, i) => i === 0 || point[0] >= known[i - 1][0]);
-  const begin = state.runs.get(id)?.started_s ?? points[0]?.[1] ?? 0;
-  return { label: id, ink: index, points: over === "steps" ? points : points.map((p) => [p[1] - begin, p[1], p[2]]) };
+  const start = state.runs.get(id)?.started_s ?? points[0]?.[1] ?? 0;
+  return { label: id, color: index, points: over === "steps" ? points : points.map((p) => [p[1] - start, p[1], p[2]]) };
 }
 
 export function Compare({ ids }) {
@@ -72,8 +71,8 @@ export function Compare({ ids }) {
           <option value="steps">steps</option><option value="s">seconds</option>
         </select></label>
     </div>
-    <div class="card"><${Chart} title=${name} lines=${lines} height=${380} stamp=${curves} xLabel=${over}
-      hint="None of them has this curve." /></div>
+    <div class="card"><${Chart} title=${name} lines=${lines} height=${380} revision=${curves} xLabel=${over}
+      hint="None of these runs has this curve." /></div>
     <div class="scroll" tabindex="0" role="region" aria-label="Compared runs"><table class="list numbers">
       <thead><tr>${HEADS.map((head) => html`<th scope="col">${head}</th>`)}</tr></thead>
       <tbody>${ids.map((id, index) => state.runs.has(id) && html`<${Row} key=${id} run=${state.runs.get(id)} index=${index} />`)}</tbody>

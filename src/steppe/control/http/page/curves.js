@@ -1,38 +1,38 @@
-// A run's curves on the page's side: fetched once, then only what is new. x is environment steps, which never go back:
-// where a run went on from an older checkpoint, what it had done since is forgotten.
+// The curves of a run in the browser: fetched once, then only new points. x is environment steps and increases: if a run
+// resumes from an older checkpoint, the points after that checkpoint are dropped.
 
 import { metrics } from "./api.js";
 import { follow } from "./live.js";
 
 const POINTS = 400;
-const MOST = 2400; // beyond it, ask for the whole curve again, thinned out by the service
+const MAX_POINTS = 2400; // a longer curve is fetched again, downsampled by the service
 
 export class Curves {
-  constructor(run, wanted, changed) {
-    Object.assign(this, { run, wanted, changed, series: new Map(), names: [], cursor: 0 });
+  constructor(run, isShown, onChange) {
+    Object.assign(this, { run, isShown, onChange, series: new Map(), names: [], cursor: 0 });
     Object.assign(this, { loaded: false, synced: false, busy: false });
-    this.leave = follow(run, { points: (message) => this.take(message), again: () => this.again() });
+    this.unfollow = follow(run, { onPoints: (message) => this.receive(message), onSnapshot: () => this.resync() });
   }
 
   close() {
     this.closed = true;
-    this.leave();
+    this.unfollow();
   }
 
-  // First what is looked at first, then the rest.
+  // Load the curves named in `first`, then the others.
   async load(first) {
-    const found = await metrics(this.run, { points: 2 }); // which curves there are
+    const found = await metrics(this.run, { points: 2 }); // for the names
     this.names = found.names;
-    const begin = first.filter((name) => found.names.includes(name));
-    if (begin.length) this.put(await metrics(this.run, { series: begin, points: POINTS }));
-    const rest = found.names.filter((name) => !first.includes(name) && this.wanted(name)).slice(0, 50);
+    const names = first.filter((name) => found.names.includes(name));
+    if (names.length) this.put(await metrics(this.run, { series: names, points: POINTS }));
+    const rest = found.names.filter((name) => !first.includes(name) && this.isShown(name)).slice(0, 50);
     if (rest.length) this.put(await metrics(this.run, { series: rest, points: POINTS }));
     this.cursor = found.next;
     this.loaded = true;
   }
 
-  // The service is back, or began anew: what comes next need not follow what came last.
-  async again() {
+  // After a snapshot the next message may not follow the last one: fetch what is missing.
+  async resync() {
     await this.fetchNew();
     this.synced = false;
   }
@@ -40,7 +40,7 @@ export class Curves {
   put(found) {
     this.names = found.names;
     for (const one of found.series) if (one.points.length) this.series.set(one.name, one.points);
-    this.changed();
+    this.onChange();
   }
 
   async fetchNew() {
@@ -52,7 +52,7 @@ export class Curves {
       for (const one of found.series) this.append(one.name, one.points);
       this.cursor = found.next;
       this.synced = true;
-      this.changed();
+      this.onChange();
     } catch (problem) {
       if (problem.status) throw problem;
     } finally {
@@ -60,8 +60,8 @@ export class Curves {
     }
   }
 
-  // The first message after a fetch may have missed something in between, the later ones follow each other.
-  take(message) {
+  // There may be a gap before the first message after a snapshot; later messages are consecutive.
+  receive(message) {
     if (!this.synced) return void this.fetchNew();
     if (message.next <= this.cursor) return;
     for (const [name, points] of Object.entries(message.series)) {
@@ -69,11 +69,11 @@ export class Curves {
       this.append(name, points);
     }
     this.cursor = message.next;
-    this.changed();
+    this.onChange();
   }
 
   append(name, points) {
-    if (!this.wanted(name) || !points.length) return;
+    if (!this.isShown(name) || !points.length) return;
     const known = this.series.get(name) || [];
     const last = known.length ? known[known.length - 1][1] : -Infinity;
     for (const point of points) {
@@ -82,21 +82,21 @@ export class Curves {
       known.push(point);
     }
     this.series.set(name, known);
-    if (known.length > MOST) this.thin(name);
+    if (known.length > MAX_POINTS) this.downsample(name);
   }
 
-  async thin(name) {
-    if (this.thinning) return;
-    this.thinning = true;
+  async downsample(name) {
+    if (this.downsampling) return;
+    this.downsampling = true;
     try {
       const found = await metrics(this.run, { series: [name], points: POINTS });
       this.series.set(name, found.series[0].points);
     } finally {
-      this.thinning = false;
+      this.downsampling = false;
     }
   }
 
-  // Where on the x axis something happened that only has a time.
+  // The environment steps at a time.
   stepsAt(time_s) {
     const known = this.series.get("train/updates") || this.series.get("train/return_mean") || [];
     const found = known.find((point) => point[1] >= time_s) || known[known.length - 1];

@@ -1,21 +1,21 @@
-// What the service tells by itself: one WebSocket for the whole page, opened while the rest of the page is still on its way.
-// Keeps the runs, says whether the connection is fresh, and hands metrics to whoever follows a run. After a break it goes on
-// where it was, or begins anew.
+// The stream of changes: one WebSocket for the whole page, opened while the rest of the page is still loading. Keeps the
+// list of runs and the state of the connection, and passes metrics to the followers of a run. After an interruption it resumes
+// at the last message, or starts again with a snapshot.
 
 const STALE_MS = 7000; // three heartbeats
 const SILENT_MS = 30000; // for the first message of a new connection
-const FIRST_MS = 500;
-const FRAME_MS = 200;
-const LONGEST_MS = 8000;
+const MIN_BACKOFF_MS = 500;
+const MAX_BACKOFF_MS = 8000;
+const MAX_FRAME_MS = 200;
 
 const listeners = new Set();
-const followers = new Map(); // run → set of {points(series), again()}
-export const state = { runs: new Map(), known: false, fresh: false, seen: 0 };
+const followers = new Map(); // run → set of {onPoints(message), onSnapshot()}
+export const state = { runs: new Map(), loaded: false, connected: false, lastMessageMs: 0 };
 
 let socket = null;
 let epoch = "";
 let number = -1;
-let wait = FIRST_MS;
+let backoffMs = MIN_BACKOFF_MS;
 let timer = 0;
 
 export function subscribe(listener) {
@@ -29,34 +29,34 @@ export function follow(run, follower) {
   return () => followers.get(run).delete(follower);
 }
 
-// With the next frame, or soon where none is drawn: a tab in the background, a busy machine.
+// Notify listeners with the next frame, or after a short time if none is drawn (a background tab, a busy machine).
 let frame = 0;
-let late = 0;
+let fallback = 0;
 function changed() {
-  if (late) return;
-  frame = requestAnimationFrame(tell);
-  late = setTimeout(tell, FRAME_MS);
+  if (fallback) return;
+  frame = requestAnimationFrame(notifyListeners);
+  fallback = setTimeout(notifyListeners, MAX_FRAME_MS);
 }
 
-function tell() {
+function notifyListeners() {
   cancelAnimationFrame(frame);
-  clearTimeout(late);
-  late = 0;
+  clearTimeout(fallback);
+  fallback = 0;
   for (const listener of [...listeners]) listener();
 }
 
-function setFresh(fresh) {
-  if (state.fresh === fresh) return;
-  state.fresh = fresh;
+function setConnected(connected) {
+  if (state.connected === connected) return;
+  state.connected = connected;
   changed();
 }
 
-const takers = {
+const handlers = {
   snapshot(message) {
     epoch = message.epoch;
     state.runs = new Map(message.runs.map((run) => [run.id, run]));
-    state.known = true;
-    for (const set of followers.values()) for (const follower of set) follower.again();
+    state.loaded = true;
+    for (const set of followers.values()) for (const follower of set) follower.onSnapshot();
     changed();
   },
   run(message) {
@@ -68,41 +68,41 @@ const takers = {
     changed();
   },
   metrics(message) {
-    for (const follower of followers.get(message.run) || []) follower.points(message);
+    for (const follower of followers.get(message.run) || []) follower.onPoints(message);
   },
 };
 
-function take(event) {
-  state.seen = Date.now();
-  wait = FIRST_MS;
-  setFresh(true);
+function receive(event) {
+  state.lastMessageMs = Date.now();
+  backoffMs = MIN_BACKOFF_MS;
+  setConnected(true);
   for (const line of event.data.split("\n")) {
     const message = JSON.parse(line);
     if (message.number !== undefined) number = message.number;
-    takers[message.type]?.(message);
+    handlers[message.type]?.(message);
   }
 }
 
 function connect() {
   clearTimeout(timer);
-  state.seen = Date.now();
+  state.lastMessageMs = Date.now();
   const scheme = location.protocol === "https:" ? "wss" : "ws";
   const resume = epoch ? `?resume=${epoch}:${number}` : "";
   socket = new WebSocket(`${scheme}://${location.host}/api/v1/stream${resume}`);
-  socket.onmessage = take;
+  socket.onmessage = receive;
   socket.onclose = () => {
-    setFresh(false);
-    timer = setTimeout(connect, wait);
-    wait = Math.min(LONGEST_MS, wait * 2);
+    setConnected(false);
+    timer = setTimeout(connect, backoffMs);
+    backoffMs = Math.min(MAX_BACKOFF_MS, backoffMs * 2);
   };
 }
 
 connect();
 setInterval(() => {
-  if (Date.now() - state.seen > (state.fresh ? STALE_MS : SILENT_MS)) {
-    setFresh(false);
-    state.seen = Date.now();
-    socket?.close(); // connects again
+  if (Date.now() - state.lastMessageMs > (state.connected ? STALE_MS : SILENT_MS)) {
+    setConnected(false);
+    state.lastMessageMs = Date.now();
+    socket?.close(); // onclose reconnects
   }
 }, 1000);
 

@@ -1,156 +1,156 @@
-// Small parts that every view uses: states, dialogs that ask first, words about what is under way, keys.
+// Components and hooks that several views use: states, dialogs, notifications, polling, keyboard shortcuts.
 
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
-import { get, settled } from "./api.js";
+import { get, waitForOperation } from "./api.js";
 import { subscribe } from "./live.js";
-import { glyph, titled } from "./words.js";
+import { glyph, titleCase } from "./format.js";
 
-const LOOK_MS = 2500;
+const POLL_MS = 2500;
 
 export const go = (hash) => {
   location.hash = hash;
 };
 
-// Draw again when the service has said something. With the drawing, not after the next frame: what is said in between would
-// never be drawn.
+// Redraw the component when the service sends a change. Subscribes in a layout effect: a change between drawing and the
+// next frame would otherwise be missed.
 export function useLive() {
-  const [, again] = useReducer((n) => n + 1, 0);
-  useLayoutEffect(() => subscribe(again), []);
+  const [, redraw] = useReducer((n) => n + 1, 0);
+  useLayoutEffect(() => subscribe(redraw), []);
 }
 
-// Ask at once, then again and again while `live`. `begin` gives the function that asks; it is told how to see that nobody
-// wants the answer any more, and says whether there is more to have right away. Failures show in the banner.
-export function useAsking(begin, live, every, dependencies) {
+// Call a function immediately, then every `intervalMs` while `live`. `begin` returns that function. It is given a function
+// that tells whether its result is obsolete, and returns whether more can be fetched immediately. The banner shows failures.
+export function usePolling(begin, live, intervalMs, dependencies) {
   useEffect(() => {
-    let gone = false;
+    let obsolete = false;
     let timer = 0;
-    const ask = begin();
-    const look = async () => {
-      const more = await ask(() => gone).catch(() => false);
-      if (!gone && (more || live)) timer = setTimeout(look, more ? 0 : every);
+    const fetchNext = begin();
+    const poll = async () => {
+      const more = await fetchNext(() => obsolete).catch(() => false);
+      if (!obsolete && (more || live)) timer = setTimeout(poll, more ? 0 : intervalMs);
     };
-    look();
+    poll();
     return () => {
-      gone = true;
+      obsolete = true;
       clearTimeout(timer);
     };
   }, [...dependencies, live]);
 }
 
-// What only answers when asked.
-export function useLook(path, live, every = LOOK_MS) {
-  const [found, setFound] = useState(null);
-  const begin = () => async (gone) => {
-    const answer = await get(path);
-    if (!gone()) setFound(answer);
+// The newest response to a request, which is repeated while `live`.
+export function usePolled(path, live, intervalMs = POLL_MS) {
+  const [response, setResponse] = useState(null);
+  const begin = () => async (obsolete) => {
+    const found = await get(path);
+    if (!obsolete()) setResponse(found);
   };
-  useAsking(begin, live, every, [path]);
-  return found;
+  usePolling(begin, live, intervalMs, [path]);
+  return response;
 }
 
-// A list that only grows, read on from where the last answer ended.
-export function useTail(path, name, live, wanted = () => true) {
-  const [found, setFound] = useState([]);
+// An append-only list, which is read from the cursor of the last response.
+export function useTail(path, name, live, filter = () => true) {
+  const [items, setItems] = useState([]);
   const begin = () => {
     let after = 0;
-    setFound([]);
-    return async (gone) => {
-      const answer = await get(`${path}?after=${after}&limit=1000`);
-      if (gone()) return false;
-      const more = answer.next > after;
-      after = answer.next;
-      const fresh = answer[name].filter(wanted);
-      if (fresh.length) setFound((known) => [...known, ...fresh]);
+    setItems([]);
+    return async (obsolete) => {
+      const response = await get(`${path}?after=${after}&limit=1000`);
+      if (obsolete()) return false;
+      const more = response.next > after;
+      after = response.next;
+      const added = response[name].filter(filter);
+      if (added.length) setItems((known) => [...known, ...added]);
       return more;
     };
   };
-  useAsking(begin, live, LOOK_MS, [path]);
-  return found;
+  usePolling(begin, live, POLL_MS, [path]);
+  return items;
 }
 
 export const State = ({ state }) => html`<span class=${`state ${state.toLowerCase()}`}>
-  <span class="glyph" aria-hidden="true">${glyph(state)}</span>${titled(state)}</span>`;
+  <span class="glyph" aria-hidden="true">${glyph(state)}</span>${titleCase(state)}</span>`;
 
-// What is said to the reader: one line, read out, gone after a while unless it is bad news.
+// Notifications: one line each, announced to screen readers; errors stay until they are dismissed.
 const SHOWN_MS = 6000;
-let notes = [];
-let listener = null;
-let last = 0;
+let notifications = [];
+let redrawNotifications = null;
+let lastId = 0;
 
-export function say(text, { bad = false, stays = bad, id = ++last } = {}) {
-  clearTimeout(notes.find((note) => note.id === id)?.timer);
-  const timer = stays ? 0 : setTimeout(() => dismiss(id), SHOWN_MS);
-  notes = [...notes.filter((note) => note.id !== id), { id, text, bad, timer }].slice(-4);
-  listener?.();
+export function notify(text, { error = false, persistent = error, id = ++lastId } = {}) {
+  clearTimeout(notifications.find((one) => one.id === id)?.timer);
+  const timer = persistent ? 0 : setTimeout(() => dismiss(id), SHOWN_MS);
+  notifications = [...notifications.filter((one) => one.id !== id), { id, text, error, timer }].slice(-4);
+  redrawNotifications?.();
   return id;
 }
 
 const dismiss = (id) => {
-  notes = notes.filter((note) => note.id !== id);
-  listener?.();
+  notifications = notifications.filter((one) => one.id !== id);
+  redrawNotifications?.();
 };
 
-export function Notes() {
-  const [, again] = useReducer((n) => n + 1, 0);
+export function Notifications() {
+  const [, redraw] = useReducer((n) => n + 1, 0);
   useEffect(() => {
-    listener = again;
+    redrawNotifications = redraw;
   }, []);
-  const Note = (note) => html`<p key=${note.id} class=${note.bad ? "bad" : ""}>
-    <span>${note.text}</span><button class="plain" aria-label="Dismiss" onClick=${() => dismiss(note.id)}>✕</button>
+  const Notification = ({ id, text, error }) => html`<p key=${id} class=${error ? "bad" : ""}>
+    <span>${text}</span><button class="plain" aria-label="Dismiss" onClick=${() => dismiss(id)}>✕</button>
   </p>`;
-  return html`<div class="notes" role="status" aria-live="polite">${notes.map(Note)}</div>`;
+  return html`<div class="notes" role="status" aria-live="polite">${notifications.map(Notification)}</div>`;
 }
 
-// Ask for a change, say so, and say what became of it.
-export async function carryOut(words, asking, superseded = () => false) {
-  const id = say(`${words} …`, { stays: true });
+// Send a request for a change, and notify the reader of its progress and outcome.
+export async function performOperation(title, send, superseded = () => false) {
+  const id = notify(`${title} …`, { persistent: true });
   try {
-    const answer = await asking();
-    const operation = answer?.operation ?? answer;
-    const done = operation?.state ? await settled(operation) : operation;
+    const response = await send();
+    const operation = response?.operation ?? response;
+    const done = operation?.state ? await waitForOperation(operation) : operation;
     if (superseded()) dismiss(id);
-    else if (done?.state === "failed") say(`${words}: ${done.message}`, { bad: true, id });
-    else say(`${words}: done${done?.message ? `, ${done.message}` : ""}`, { id });
-    return answer;
+    else if (done?.state === "failed") notify(`${title}: ${done.message}`, { error: true, id });
+    else notify(`${title}: done${done?.message ? `, ${done.message}` : ""}`, { id });
+    return response;
   } catch (problem) {
-    say(`${words}: ${problem.message}`, { bad: true, id });
+    notify(`${title}: ${problem.message}`, { error: true, id });
     return null;
   }
 }
 
-// A dialog that is open before the next key is heard, and over as soon as it is closed: what somebody types fast is meant for it,
-// or no longer. The browser itself says that it was closed a moment later, when the same one may have been asked for again.
+// A modal dialog that opens before the next key event and counts as closed immediately, so that fast typing goes to the right
+// place. The browser's own close event comes later, when the same dialog may be open again.
 export function useDialog(onClose) {
   const dialog = useRef(null);
-  const over = useRef(false);
+  const closed = useRef(false);
   useLayoutEffect(() => {
     dialog.current.showModal();
   }, []);
-  const ended = () => {
-    if (over.current) return;
-    over.current = true;
+  const finish = () => {
+    if (closed.current) return;
+    closed.current = true;
     onClose();
   };
   const close = () => {
     dialog.current.close();
-    ended();
+    finish();
   };
-  const pressed = (event) => {
+  const onKeyDown = (event) => {
     if (event.key !== "Escape") return;
     event.preventDefault();
     close();
   };
-  return { close, parts: { ref: dialog, onClose: ended, onKeyDown: pressed } };
+  return { close, attributes: { ref: dialog, onClose: finish, onKeyDown } };
 }
 
-// A question before something that cannot be taken back; the safe answer has the focus.
+// Ask for confirmation. The safe answer has the focus.
 export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose }) {
-  const { close, parts } = useDialog(onClose);
+  const { close, attributes } = useDialog(onClose);
   const answer = (act) => () => {
     close();
     act?.();
   };
-  return html`<dialog ...${parts} aria-labelledby="question">
+  return html`<dialog ...${attributes} aria-labelledby="question">
     <h2 id="question">${title}</h2>
     <div class="words">${children}</div>
     <div class="row end">
@@ -160,25 +160,25 @@ export function Confirm({ title, children, yes, no = "Cancel", onYes, onClose })
   </dialog>`;
 }
 
-export const keysOn = () => localStorage.getItem("steppe.keys") !== "off";
+export const shortcutsEnabled = () => localStorage.getItem("steppe.keys") !== "off";
 
-const TYPED = "input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]";
-const typing = (target) => target.closest(TYPED);
+const TEXT_INPUTS = "input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]";
+const isTyping = (target) => target.closest(TEXT_INPUTS);
 
-// Single keys, unless somebody is typing, a dialog is open, or keys are switched off.
-export function useKeys(keys) {
-  const held = useRef(keys);
-  held.current = keys;
+// Single-key shortcuts, except while the user types, a dialog is open, or shortcuts are disabled.
+export function useShortcuts(shortcuts) {
+  const current = useRef(shortcuts);
+  current.current = shortcuts;
   useLayoutEffect(() => {
-    const pressed = (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
-      if (!keysOn() || document.querySelector("dialog[open]")) return;
-      const act = held.current[event.key];
-      if (!act) return;
+    const onKeyDown = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+      if (!shortcutsEnabled() || document.querySelector("dialog[open]")) return;
+      const action = current.current[event.key];
+      if (!action) return;
       event.preventDefault();
-      act();
+      action();
     };
-    window.addEventListener("keydown", pressed);
-    return () => window.removeEventListener("keydown", pressed);
+    window.addEventListener("keydown", onKeyDown);
+    return () => window.removeEventListener("keydown", onKeyDown);
   }, []);
 }

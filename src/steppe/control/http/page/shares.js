@@ -1,53 +1,53 @@
-// Where the time goes, and how old the experience is that the learner gets: bars with their numbers beside them.
+// Shares of time per role, and the policy lag of learned segments, as bars with numbers.
 
 import { html } from "./vendor/htm-preact.js";
-import { count, number, percent } from "./words.js";
+import { count, number, percent } from "./format.js";
 
-const LEAST = 0.005; // of a role's time; less is not worth a word
-const ROWS = 12;
+const MIN_SHARE = 0.005; // smaller shares of a role's time are omitted
+const MAX_ROWS = 12;
 const WAITING = ["wait", "blocked"];
-const WORDS = {
-  wait: "waits", env: "environment", policy: "choosing actions", learn: "learning", sample: "sampling",
+const PHASES = {
+  wait: "waiting", env: "environment", policy: "choosing actions", learn: "learning", sample: "sampling",
   remember: "storing", publish: "publishing", merge: "merging",
 };
 
 function Role({ role, shares }) {
-  const parts = Object.entries(shares).filter(([, share]) => share >= LEAST).sort((a, b) => b[1] - a[1]);
-  const look = (phase, index) => (WAITING.includes(phase) ? "idle" : `b${index % 4}`);
+  const parts = Object.entries(shares).filter(([, share]) => share >= MIN_SHARE).sort((a, b) => b[1] - a[1]);
+  const style = (phase, index) => (WAITING.includes(phase) ? "idle" : `b${index % 4}`);
   const Bar = ([phase, share], index) =>
-    html`<span key=${phase} class=${look(phase, index)} style=${{ width: `${100 * share}%` }}></span>`;
-  const Word = ([phase, share], index) => html`<li key=${phase}>
-    <span class=${`dot ${look(phase, index)}`} aria-hidden="true"></span>${WORDS[phase] || phase} <b>${percent(share)}</b>
+    html`<span key=${phase} class=${style(phase, index)} style=${{ width: `${100 * share}%` }}></span>`;
+  const Legend = ([phase, share], index) => html`<li key=${phase}>
+    <span class=${`dot ${style(phase, index)}`} aria-hidden="true"></span>${PHASES[phase] || phase} <b>${percent(share)}</b>
   </li>`;
   return html`<div class="role"><h3>${role}</h3>
-    <div class="stack" aria-hidden="true">${parts.map(Bar)}</div><ul>${parts.map(Word)}</ul></div>`;
+    <div class="stack" aria-hidden="true">${parts.map(Bar)}</div><ul>${parts.map(Legend)}</ul></div>`;
 }
 
-export function Shares({ finding }) {
-  const roles = Object.entries(finding?.shares || {});
-  const sentence = finding?.sentence;
-  return html`<h2>Where the time goes ${finding && html`<span class="sub">over ${finding.window}</span>`}</h2>
-    ${sentence && html`<p class="finding" data-rule=${finding.rule}>${sentence[0].toUpperCase() + sentence.slice(1)}.</p>`}
+export function Shares({ diagnosis }) {
+  const roles = Object.entries(diagnosis?.shares || {});
+  const sentence = diagnosis?.sentence;
+  return html`<h2>Time shares ${diagnosis && html`<span class="sub">over ${diagnosis.window}</span>`}</h2>
+    ${sentence && html`<p class="finding" data-rule=${diagnosis.rule}>${sentence[0].toUpperCase() + sentence.slice(1)}.</p>`}
     ${roles.length > 0 && html`<div class="roles">
       ${roles.map(([role, shares]) => html`<${Role} key=${role} role=${role} shares=${shares} />`)}</div>`}
-    ${!roles.length && html`<p class="nothing">Nothing measured yet.</p>`}`;
+    ${!roles.length && html`<p class="nothing">No measurements yet.</p>`}`;
 }
 
 function Histogram({ rows }) {
-  const all = rows.reduce((sum, row) => sum + row[1], 0);
+  const total = rows.reduce((sum, row) => sum + row[1], 0);
   const most = rows.reduce((top, row) => Math.max(top, row[1]), 0);
   const Row = ([lag, segments]) => html`<tr key=${lag}>
     <th scope="row">${lag}</th>
-    <td><span class="barlet" style=${{ width: `${(100 * segments) / most}%` }}></span>
-      <span class="unseen">${percent(segments / all)}</span></td>
+    <td><span class="histogram-bar" style=${{ width: `${(100 * segments) / most}%` }}></span>
+      <span class="visually-hidden">${percent(segments / total)}</span></td>
     <td class="amount">${count(segments)}</td>
   </tr>`;
   return html`<table class="bars">
-    <caption class="unseen">How many versions old segments were when they were learned from</caption>
-    <thead class="unseen"><tr>
+    <caption class="visually-hidden">Number of learned segments by policy lag</caption>
+    <thead class="visually-hidden"><tr>
       <th scope="col">versions behind</th><th scope="col">share</th><th scope="col">segments</th>
     </tr></thead>
-    <tbody>${rows.slice(0, ROWS).map(Row)}</tbody>
+    <tbody>${rows.slice(0, MAX_ROWS).map(Row)}</tbody>
   </table><p class="sub">versions behind → segments</p>`;
 }
 

@@ -1,46 +1,46 @@
-// Start a run: the form is made from the service's own schema, so that what a request may say and what is shown agree.
+// The form that starts a run. Its fields are generated from the API's schema.
 
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { get, post } from "./api.js";
-import { Field, read } from "./fields.js";
+import { Field, parse } from "./fields.js";
 import * as live from "./live.js";
-import { go, say } from "./parts.js";
-import { shown } from "./words.js";
+import { go, notify } from "./parts.js";
+import { formatValue } from "./format.js";
 
-const FIRST = ["actors", "mode", "steps", "target_return", "seed", "name"];
-const ELSEWHERE = ["env", "algo", "agent", "start"];
+const MAIN_FIELDS = ["actors", "mode", "steps", "target_return", "seed", "name"];
+const OWN_WIDGETS = ["env", "algo", "agent", "start"];
 const SECTIONS = { environment: "Environment", flow: "Flow", evaluation: "Evaluation", checkpoint: "Checkpoints" };
-// The page is for watching and scaling, which these are for; everything else keeps the default of the schema.
-const BEGIN = { env: "CartPole-v1", algo: "ppo", mode: "async", actors: "2", "evaluation.record": "true" };
+// Initial values that suit observing and scaling a run; all other fields keep the defaults of the schema.
+const INITIAL = { env: "CartPole-v1", algo: "ppo", mode: "async", actors: "2", "evaluation.record": "true" };
 
 async function load() {
-  const asked = ["/openapi.json", "/environments", "/algorithms", "/version"].map(get);
-  const [contract, environments, algorithms, version] = await Promise.all(asked);
-  const schemas = contract.components.schemas;
-  const inner = (ref) => schemas[ref.split("/").pop()].properties;
+  const paths = ["/openapi.json", "/environments", "/algorithms", "/version"];
+  const [openapi, environments, algorithms, version] = await Promise.all(paths.map(get));
+  const schemas = openapi.components.schemas;
+  const propertiesOf = (ref) => schemas[ref.split("/").pop()].properties;
   const request = { ...schemas.RunRequest.properties };
   request.runtime = { ...request.runtime, anyOf: [{ type: "string", enum: version.runtimes }, { type: "null" }] };
-  const sections = Object.keys(SECTIONS).map((name) => [name, inner(request[name].$ref)]);
+  const sections = Object.keys(SECTIONS).map((name) => [name, propertiesOf(request[name].$ref)]);
   return { request, sections, environments: environments.environments, algorithms: algorithms.algorithms };
 }
 
-// Flat dotted values from the form → the body of a request; errors by key.
-function body(values, schemaOf) {
-  const made = { agent: {} };
+// Convert flat dotted values of the form to the body of a request; return also the errors by key.
+function toRequest(values, schemaOf) {
+  const request = { agent: {} };
   const errors = {};
   for (const [key, text] of Object.entries(values)) {
     const schema = schemaOf(key);
     if (!schema || text === "") continue;
     try {
-      const value = read(schema, text);
+      const value = parse(schema, text);
       const [section, name] = key.split(".");
-      if (name) (made[section] ||= {})[name] = value;
-      else made[key] = value;
+      if (name) (request[section] ||= {})[name] = value;
+      else request[key] = value;
     } catch (error) {
       errors[key] = error.message;
     }
   }
-  return { made, errors };
+  return { request, errors };
 }
 
 function Section({ title, fields, note }) {
@@ -48,7 +48,7 @@ function Section({ title, fields, note }) {
     <summary><h2>${title}</h2><span class="sub">${note}</span></summary><div class="fields">${fields}</div></details>`;
 }
 
-const placeOf = (key) => `f-${key.replace(".", "-")}`;
+const fieldId = (key) => `f-${key.replace(".", "-")}`;
 
 function Form({ known, start }) {
   const [values, setValues] = useState(start);
@@ -64,54 +64,54 @@ function Form({ known, start }) {
     return name ? sections[section]?.[name] : known.request[key];
   };
   const set = (key) => (text) => setValues((now) => ({ ...now, [key]: text }));
-  const typed = (key) => (event) => set(key)(event.target.value);
-  const field = (key, name, schema, description = schema.description) => html`<${Field} key=${key} id=${placeOf(key)} name=${name}
+  const onInput = (key) => (event) => set(key)(event.target.value);
+  const field = (key, name, schema, description = schema.description) => html`<${Field} key=${key} id=${fieldId(key)} name=${name}
     schema=${schema} description=${description} value=${values[key] || ""} error=${errors[key]} onChange=${set(key)} />`;
-  const asked = (name) => field(name, name, known.request[name]);
+  const requestField = (name) => field(name, name, known.request[name]);
   const submit = async (event) => {
     event.preventDefault();
-    const { made, errors: wrong } = body(values, schemaOf);
-    if (!made.env) wrong.env = "an environment is needed";
-    setErrors(wrong);
-    const first = Object.keys(wrong)[0];
+    const { request, errors: found } = toRequest(values, schemaOf);
+    if (!request.env) found.env = "An environment is required";
+    setErrors(found);
+    const first = Object.keys(found)[0];
     if (first) {
-      say(`${first}: ${wrong[first]}`, { bad: true, stays: false });
-      const place = document.getElementById(placeOf(first));
-      place?.closest("details")?.setAttribute("open", "");
-      return place?.focus();
+      notify(`${first}: ${found[first]}`, { error: true, persistent: false });
+      const input = document.getElementById(fieldId(first));
+      input?.closest("details")?.setAttribute("open", "");
+      return input?.focus();
     }
     setBusy(true);
     try {
-      const run = await post("/runs", made);
-      live.state.runs.set(run.id, run); // before the stream has told of it
+      const run = await post("/runs", request);
+      live.state.runs.set(run.id, run); // the stream may send it later
       go(`/run/${run.id}`);
     } catch (problem) {
-      say(problem.message, { bad: true });
+      notify(problem.message, { error: true });
       setBusy(false);
     }
     return undefined;
   };
-  const others = Object.keys(known.request).filter((name) => ![...FIRST, ...ELSEWHERE, ...Object.keys(SECTIONS)].includes(name));
+  const others = Object.keys(known.request).filter((name) => ![...MAIN_FIELDS, ...OWN_WIDGETS, ...Object.keys(SECTIONS)].includes(name));
   return html`<form class="start" onSubmit=${submit} novalidate>
     <div class="head"><h1>Start a run</h1></div>
     <div class="choices">
       <div class=${`field ${errors.env ? "wrong" : ""}`}><label for="f-env">environment</label>
         <input id="f-env" list="environments" value=${values.env} autocomplete="off" spellcheck=${false}
-          aria-describedby="f-env-about" onInput=${typed("env")} />
+          aria-describedby="f-env-about" onInput=${onInput("env")} />
         <datalist id="environments">${known.environments.map((one) => html`<option value=${one.id} />`)}</datalist>
-        <p id="f-env-about" class="about">${environment ? about(environment) : "An id from the list: type to search it."}</p>
+        <p id="f-env-about" class="about">${environment ? about(environment) : "Type to search the list of ids."}</p>
       </div>
       <div class="field"><label for="f-algo">algorithm</label>
-        <select id="f-algo" value=${values.algo} aria-describedby="f-algo-about" onChange=${typed("algo")}>
+        <select id="f-algo" value=${values.algo} aria-describedby="f-algo-about" onChange=${onInput("algo")}>
           ${known.algorithms.map((one) => html`<option value=${one.name}>${one.name}</option>`)}</select>
         <p id="f-algo-about" class="about">${algorithm?.summary}</p></div>
     </div>
-    <div class="fields">${FIRST.map(asked)}</div>
-    <${Section} title="Hyperparameters" note=${`${tunable.length} of ${values.algo}; empty keeps the default`}
+    <div class="fields">${MAIN_FIELDS.map(requestField)}</div>
+    <${Section} title="Hyperparameters" note=${`${tunable.length} of ${values.algo}; an empty field keeps the default`}
       fields=${tunable.map((one) => field(`agent.${one.name}`, one.name, one.schema, one.description))} />
     ${known.sections.map(([name, schemas]) => html`<${Section} key=${name} title=${SECTIONS[name]}
       fields=${Object.entries(schemas).map(([inner, schema]) => field(`${name}.${inner}`, inner, schema))} />`)}
-    <${Section} title="More" fields=${others.map(asked)} />
+    <${Section} title="More" fields=${others.map(requestField)} />
     <div class="row">
       <button class="primary" type="submit" disabled=${busy}>${busy ? "Starting …" : "Start"}</button>
       <a class="button" href="#/">Cancel</a>
@@ -122,26 +122,26 @@ function Form({ known, start }) {
 function about(environment) {
   const parts = [];
   if (environment.solved_at !== null) parts.push(`solved at ${environment.solved_at}`);
-  if (environment.max_episode_steps) parts.push(`${environment.max_episode_steps} steps an episode`);
-  if (environment.needs) parts.push(`needs ${environment.needs}, which is missing here`);
-  return parts.join("; ") || "An id from the list.";
+  if (environment.max_episode_steps) parts.push(`${environment.max_episode_steps} steps per episode`);
+  if (environment.needs) parts.push(`needs ${environment.needs}, which is not installed`);
+  return parts.join("; ") || "Type to search the list of ids.";
 }
 
-// The settings of another run as what one would have typed, where somebody asked for them.
-function likeThat(run) {
-  const asked = Object.entries(run.sources).filter(([, source]) => source === "request").map(([key]) => key);
-  const typed = asked.filter((key) => run.config[key] !== null && key !== "name");
-  return { env: run.env, algo: run.algo, ...Object.fromEntries(typed.map((key) => [key, shown(run.config[key])])) };
+// The values that were requested for another run, as texts for the form.
+function requestedValues(run) {
+  const requested = Object.entries(run.sources).filter(([, source]) => source === "request").map(([key]) => key);
+  const given = requested.filter((key) => run.config[key] !== null && key !== "name");
+  return { env: run.env, algo: run.algo, ...Object.fromEntries(given.map((key) => [key, formatValue(run.config[key])])) };
 }
 
 export function Start({ from }) {
   const [known, setKnown] = useState(null);
-  const [start, setStart] = useState(from ? null : BEGIN);
+  const [start, setStart] = useState(from ? null : INITIAL);
   useEffect(() => {
     document.title = "Start a run · Steppe";
-    load().then(setKnown, (problem) => say(problem.message, { bad: true }));
-    if (from) get(`/runs/${from}`).then((run) => setStart(likeThat(run)), () => setStart(BEGIN));
+    load().then(setKnown, (problem) => notify(problem.message, { error: true }));
+    if (from) get(`/runs/${from}`).then((run) => setStart(requestedValues(run)), () => setStart(INITIAL));
   }, [from]);
-  if (!known || !start) return html`<p class="loading">Reading what can be learned here …</p>`;
+  if (!known || !start) return html`<p class="loading">Loading environments and algorithms …</p>`;
   return html`<${Form} known=${known} start=${start} />`;
 }

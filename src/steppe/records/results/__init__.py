@@ -1,0 +1,1 @@
+"""Results over seeds: statistics, charts, pages, and the files of reference results."""

@@ -1,1 +1,0 @@
-"""The parts that users compose: agent, environment, settings, parameter server."""

@@ -1,0 +1,1 @@
+"""Reference experiments: measured, evaluated exactly where that is possible, and verified."""

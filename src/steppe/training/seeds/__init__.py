@@ -1,0 +1,1 @@
+"""Groups of runs that differ by their seed, and reports on them."""
