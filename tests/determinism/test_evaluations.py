@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 import steppe
@@ -9,6 +12,7 @@ from steppe.core.contracts.reports import EvaluationReport
 from steppe.core.contracts.transport import EVALUATIONS
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
+from tests.support.chaos import child, events
 
 pytestmark = pytest.mark.integration
 
@@ -66,3 +70,23 @@ def test_evaluations_that_wait_when_a_run_is_stopped_are_made_when_it_resumes():
     assert any((stopped.path / "evaluations").iterdir())
     steppe.resume("stopped")
     assert outcomes("stopped") == outcomes("whole")
+
+
+def test_a_killed_manager_loses_no_evaluation_that_waits():
+    settings = SMALL | {"mode": "sync"}
+    steppe.train(ENV, name="whole", runtime="inline", **settings)
+    killed = []
+
+    def kill(view):
+        if not killed and view.evaluations_waiting > 1 and (manager := child("manager")) is not None:
+            killed.append(manager.pid)
+            os.kill(manager.pid, signal.SIGKILL)
+
+    slow = settings | {"environment.kwargs": {"slow": True}}
+    result = steppe.train(ENV, name="killed", runtime="processes", callbacks=[kill], **slow)
+    assert len(killed) == 1
+    assert result.state == "SUCCEEDED", result.message
+    assert [event["role"] for event in events(result.path, "restart")] == ["manager"]
+    assert outcomes("killed") == outcomes("whole")
+    assert len(evaluations("killed")) == len(outcomes("killed")), "a version was evaluated twice"
+    assert not any((result.path / "evaluations").iterdir())

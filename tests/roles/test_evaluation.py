@@ -69,6 +69,11 @@ class TestAuto:
     def test_never_more_than_two_hundred(self):
         assert self.episodes(2, 30)[1] == 200
 
+    def test_long_episodes_end_it_sooner(self, monkeypatch):
+        """Thirty episodes have 480 steps, forty 640."""
+        monkeypatch.setattr("steppe.roles.evaluation.AUTO_STEPS", 481)
+        assert self.episodes(2, 30)[1] == 40
+
     def test_told_to_stop_there_is_no_result(self):
         assert Evaluator(ScriptedWorld((2, 30)), ScriptedPolicy(), 0).evaluate("auto", lambda: True) is None
 

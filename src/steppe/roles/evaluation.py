@@ -16,6 +16,7 @@ from steppe.core.system import seeding
 from steppe.roles.bound_policy import BoundPolicy
 
 AUTO_ERROR, AUTO_LEAST, AUTO_MOST = 0.02, 10, 200  # of evaluations with episodes="auto"
+AUTO_STEPS = 100_000  # environment steps after which such an evaluation takes no more episodes
 
 
 @dataclass
@@ -46,9 +47,11 @@ class Evaluation:
         return float(np.std(self.returns))
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the standard error of the mean return is small enough for `auto`."""
+    def is_enough(self) -> bool:
+        """Whether `auto` ends here: the standard error of the mean return is small, or episodes and steps are many."""
         count = len(self.returns)
+        if count >= AUTO_MOST or sum(self.lengths) >= AUTO_STEPS:
+            return True
         if count < AUTO_LEAST:
             return False
         error = float(np.std(self.returns, ddof=1)) / math.sqrt(count)
@@ -93,13 +96,13 @@ class Evaluator:
         `record` is the number of the first environment's episodes that are recorded, beyond its share of `episodes` too.
 
         "auto" plays as many as the variance needs: until the standard error of the mean return is below AUTO_ERROR of
-        max(|mean|, 1), but at least AUTO_LEAST and at most AUTO_MOST episodes.
+        max(|mean|, 1), but at least AUTO_LEAST and at most AUTO_MOST episodes, and none after AUTO_STEPS steps.
         """
         if not isinstance(episodes, str):
             return self._play(episodes, stopping, 0, explore=explore, record=record)
         result = self._play(max(AUTO_LEAST, self.env.num_envs), stopping, 0, explore=explore, record=record)
         part = 0
-        while result is not None and not result.is_exact and len(result.returns) < AUTO_MOST:
+        while result is not None and not result.is_enough:
             part += 1
             count = min(AUTO_MOST - len(result.returns), max(AUTO_LEAST, self.env.num_envs))
             more = self._play(count, stopping, part, explore=explore, record=0)

@@ -165,7 +165,7 @@ class EvalConfig(FrozenConfig):
     final_episodes: Positive | Literal["auto"] | None = Field(
         None,
         description="Episodes of the final evaluation; auto: 10 to 200, until the standard error of the mean return is below "
-        "2 % of max(|mean|, 1). Default: `episodes` if they are given, otherwise auto.",
+        "2 % of max(|mean|, 1) or 100,000 steps were taken. Default: `episodes` if they are given, otherwise auto.",
     )
     max_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
