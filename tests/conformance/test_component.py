@@ -167,7 +167,7 @@ def test_pause_resume_and_stop_by_hand():
 
 
 def test_what_only_parts_of_the_house_can_do():
-    with pytest.raises(ConfigError, match="config is for built-in parts"):
+    with pytest.raises(ConfigError, match="config is for DistributedEnvironment and DistributedAgent"):
         MainLoop(OwnEnvironment(), None, OwnAgent(), config={"steps": 3})
     with pytest.raises(UsageError, match="your own parts are trained manually"):
         MainLoop(OwnEnvironment(), None, OwnAgent()).plan()

@@ -87,7 +87,7 @@ def play(bench, begin, end, steps=1000):
     while steps > 0 and idle < 2 and not bench.learner.done:
         newest = bench.published[-1].version if bench.published else -1
         room = all(bench.context.channel.blank(actor) is not None for actor in range(bench.num_actors))
-        if room and bench.sequence < end and gate.open(bench.sequence, newest):
+        if room and bench.sequence < end and gate.allows(bench.sequence, newest):
             collected[bench.sequence] = newest
             bench.send(version=newest)
         idle = 0 if bench.learner.step() else idle + 1

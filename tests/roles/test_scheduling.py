@@ -177,7 +177,7 @@ class TestRounds:
         segment_of(channel, 0, 0)
         segment_of(channel, 1, 0)
         rounds.take(0)
-        rounds.part(1)
+        rounds.leave(1)
         for number in (1, 2, 3):
             segment_of(channel, 0, number, version=number)
             rounds.take(number)
@@ -187,9 +187,9 @@ class TestRounds:
     def test_nothing_is_late_before_anything_was_taken(self):
         channel = LocalChannel(SPEC, 2, 4)
         rounds = RoundBatchPolicy(channel, 2)
-        rounds.part(1)
+        rounds.leave(1)
         segment_of(channel, 1, 0)
-        assert rounds.left() == 1
+        assert rounds.num_waiting() == 1
         assert not rounds.tracker.dropped
 
     def test_what_comes_too_late_is_left_out_and_its_actor_is_in_the_next_round(self):

@@ -97,7 +97,7 @@ class MainLoop:
 
     def _decided(self, environment: DistributedEnvironment) -> dict[str, Mapping[str, Any]]:
         """Return the settings that the parameter server and the loop itself decide."""
-        found: dict[str, Mapping[str, Any]] = {"usual": {"runtime": self._default_runtime(environment)}}
+        found: dict[str, Mapping[str, Any]] = {"defaults": {"runtime": self._default_runtime(environment)}}
         if self._server is None:
             return found
         return found | {

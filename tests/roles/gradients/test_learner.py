@@ -189,7 +189,7 @@ def test_a_checkpoint_goes_on_exactly(in_rounds):
         ({"params.in_rounds": True, "params.update_every": 2}, "a round is one gradient of each of the 3 workers"),
         ({"params.in_rounds": True, "params.damping": 0.5}, "in rounds none is old"),
         ({"params.optimizer": "sgd", "params.beta1": 0.5}, "params.beta1 means nothing to the optimizer 'sgd'"),
-        ({"normalize_obs": True}, "normalize_obs needs what all workers see in one place"),
+        ({"normalize_obs": True}, "normalize_obs needs the experience of all workers in one process"),
         ({"flow.window_s": 1.0}, "flow.window_s means nothing in mode 'workers'"),
         ({"flow.refresh_every": 2}, "flow.refresh_every means nothing in mode 'workers' with a3c"),
         ({"mode": "sync", "params.damping": 0.5}, "params.damping is for workers"),

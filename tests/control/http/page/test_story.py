@@ -54,7 +54,7 @@ def fill_more(page: Page) -> None:
     arguments = page.get_by_label("kwargs")
     arguments.fill("delay_s")
     page.get_by_role("button", name="Start", exact=True).click()
-    expect(page.get_by_text("name=value, with commas between several").first).to_be_visible()
+    expect(page.get_by_text("Expected name=value pairs, separated by commas").first).to_be_visible()
     expect(arguments).to_be_focused()
     arguments.fill("no_such=1")
     page.get_by_role("button", name="Start", exact=True).click()
