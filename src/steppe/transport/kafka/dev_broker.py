@@ -186,7 +186,7 @@ class DevBroker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return running
 
-    def _spawn(self, java: str, signal_mask: set[signal.Signals]) -> int:
+    def _spawn(self, java: str, signal_mask: set[int | signal.Signals]) -> int:
         """Spawn the broker and return its pid; not with subprocess, as the broker outlives this process."""
         command = [*self._java(java), "kafka.Kafka", str(self.home / "server.properties")]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
