@@ -89,7 +89,7 @@ def test_a_run_continues_after_the_disk_was_full(algo, runtime, disk, tmp_path):
     newest = Checkpoints(disk / "run" / "checkpoints").latest()
     assert newest.damaged == ()
     assert newest.weights.sha256() == expected
-    assert any("no room" in event["details"]["message"] for event in events(disk / "run", "warning"))
+    assert any("no disk space" in event["details"]["message"] for event in events(disk / "run", "warning"))
     assert RunDirectory.open(disk / "run").store.status().state == "SUCCEEDED"
     assert RunDirectory.open(disk / "run").summary()["weights_sha256"] == expected
     assert not list(disk.glob("run/reserve"))

@@ -93,7 +93,7 @@ def test_every_mpi_rank_is_a_node(tmp_path: Path) -> None:
         (["node", "--node-id", "two"], 1, "the MPI world has 1 ranks, and the cluster 2 nodes: use mpiexec -n 2"),
         (["node"], 3, "the MPI world has 3 ranks"),
         (["params", "serve"], 1, "the first node starts the server"),
-        (["params", "status"], 1, "from within only"),
+        (["params", "status"], 1, "cannot be reached from outside"),
     ],
 )
 def test_invalid_mpi_world_is_refused(tmp_path: Path, words: list[str], ranks: int, said: str) -> None:

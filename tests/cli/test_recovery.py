@@ -142,7 +142,7 @@ def test_reproduce_shows_traceback_and_sets_exit_code(steppe, tmp_path):
     done = steppe("reproduce", "bad")
     assert done.returncode == 1
     assert "NOT reproduced" in done.stdout
-    assert "note: the environments could not be brought where they were" in done.stdout
+    assert "note: the environments could not be restored and began new episodes" in done.stdout
     done = steppe("reproduce", "bad", "--fault", "7")
     assert done.returncode == 2
     assert "has no fault 7" in done.stderr

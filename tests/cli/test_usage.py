@@ -208,7 +208,7 @@ def test_config_show_as_a_table(steppe):
     rows = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "[8, 8]" in rows["agent.hidden"]
     assert "flag" in rows["agent.hidden"]
-    assert "Width of each hidden layer." in rows["agent.hidden"]
+    assert "Width of each hidden layer;" in rows["agent.hidden"]
     assert "default" in rows["agent.gamma"]
     assert "\x1b" not in done.stdout
 

@@ -236,7 +236,7 @@ def test_invalid_settings_are_refused_in_one_sentence(steppe):
         (["--algo", "q-lerning"], "Did you mean 'q-learning'?"),
         (["--algo", "q-learning", "-s", "hidden=[8]"], "unknown key 'hidden'"),
         (["--algo", "sarsa", "-s", "n_step=3"], "unknown key 'n_step'"),
-        (["--algo", "r2d2", "--mode", "workers"], "which workers do not keep"),
+        (["--algo", "r2d2", "--mode", "workers"], "which workers do not have"),
         (["--algo", "q-learning", "--mode", "workers", "--actors", "0"], "actors=0"),
         (["--algo", "q-learning", "--device", "cuda"], "on the CPU"),
         (["--algo", "q-learning", "-s", "flow.threads=2"], "flow.threads is for torch"),

@@ -97,7 +97,7 @@ class _SharedTableTrainer:
     def __init__(self, algorithm_class: type[BaseAlgorithm], kwargs: dict[str, Any]) -> None:
         if issubclass(algorithm_class, ListQLearning):
             raise ConfigError(
-                f"{algorithm_class.__name__} keeps its table in Python lists, which cannot lie in shared memory: use "
+                f"{algorithm_class.__name__} keeps its table in Python lists, which cannot be in shared memory: use "
                 "OptimalQLearning, or SingleThreadQLearning"
             )
         self.algorithm_class, self.kwargs = algorithm_class, dict(kwargs)

@@ -96,7 +96,7 @@ def test_trajectories_have_numbers_that_fit_in_memory() -> None:
 def test_a_table_that_cannot_be_written_to_is_refused() -> None:
     agent, table = OptimalQLearning(4, 3), np.zeros((4, 3), np.float32)
     table.flags.writeable = False
-    with pytest.raises(SteppeError, match="written to"):
+    with pytest.raises(SteppeError, match="contiguous, writable array"):
         agent.q_table = table
 
 

@@ -15,11 +15,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import uvicorn
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from steppe.control.http import server
 from steppe.control.http.auth import (
     AccessControl,
     RequestLimits,
@@ -28,7 +26,6 @@ from steppe.control.http.auth import (
     public_names,
     require_safe_bind,
 )
-from steppe.control.run_requests import Bounds
 from steppe.core.contracts.errors import UsageError
 from tests.support.service import SERVE, SHORT, Served, make, stop_service_and_runs, until
 from tests.support.warm_host import WarmHost
@@ -332,27 +329,6 @@ def test_links_contain_reachable_addresses():
     )
     assert public_names("10.0.0.5", ("trainer.example", "10.0.0.5")) == ["10.0.0.5"]
     assert public_names("localhost", ()) == ["localhost"]
-
-
-def test_the_printed_link_of_a_wildcard_address_names_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """`steppe serve --host 0.0.0.0`, which here listens on loopback only and ends at once."""
-    monkeypatch.setenv("STEPPE_RUNS", str(tmp_path))
-    monkeypatch.setattr(server, "bind_listener", lambda host, port, connections: connections.listen("127.0.0.1", 0))
-    opened: list[socket.socket] = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: opened.extend(sockets))
-    server.serve("0.0.0.0", 0, ("trainer.example",), Bounds())
-    (listener,) = opened
-    port = listener.getsockname()[1]
-    listener.close()
-    printed = capsys.readouterr().out
-    assert f"{tmp_path} at http://127.0.0.1:{port}\n" in printed
-    links = [line.rsplit(" ", 1)[1] for line in printed.splitlines() if "/sign-in?code=" in line]
-    assert [link.partition("/sign-in")[0] for link in links] == [
-        f"http://{name}:{port}" for name in ("127.0.0.1", "trainer.example")
-    ]
-    assert TokenStore(tmp_path / ".control" / "tokens.json").sign_in(links[0].partition("=")[2]) is not None
 
 
 def test_failed_attempts_are_limited(served: Served, api: httpx.Client):

@@ -130,7 +130,7 @@ def test_start_observe_scale_tune_and_stop_a_run(page: Page, api: httpx.Client):
     changes = {one for one in requested if one[1].startswith("/runs")}
     assert changes == paths | {("PUT", "/runs/story/actors"), ("PATCH", "/runs/story/hyperparameters")}
     page.get_by_label("More").click()
-    page.get_by_role("link", name="Start one like it").click()
+    page.get_by_role("link", name="Start a similar run").click()
     expect(page.locator("#f-environment-kwargs")).to_have_value("delay_s=0.002")
     expect(page.locator("#f-runtime")).to_have_value("processes")
 
