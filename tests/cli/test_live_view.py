@@ -171,15 +171,13 @@ def test_summary_text(live_run, view):
     (live_run.path / "tb").mkdir()
     (live_run.checkpoints / "00000002").mkdir()
     summary = view.summary() | {"state": "SUCCEEDED", "reason": "target_reached", "time_to_target_s": 3.0}
-    summary |= {"eval_return_mean": 480.0, "eval_return_std": 12.5, "eval_episodes": 20, "eval_steps": 500_000}
-    summary |= {"best_eval_return_mean": 490.0, "best_eval_steps": 400_000}
+    summary |= {"eval_return_mean": 480.0, "eval_return_std": 12.5, "eval_episodes": 20}
     text = summary_text(summary, live_run.path)
     assert text.startswith(
         "SUCCEEDED (target_reached): CartPole-v1 with ppo, processes/async, actors 2, envs 64, seed 0"
     )
     for said in (
-        "480.0 ± 12.5 over 20 episodes at step 500,000",
-        f"return 490.0 at step 400,000: {live_run.path}@best",
+        "480.0 ± 12.5 over 20 episodes",
         "500,000 steps, 1,280 updates, version 40",
         "50,000 steps/s; 10 s of training",
         "reached after 3.0 s",

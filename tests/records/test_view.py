@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 SUMMARY = (  # as `steppe train --json` documents it
     "run, state, reason, env, algo, runtime, mode, actors, envs, seed, env_steps, episodes, agent_steps, updates, version, weights_sha256, "
-    "train_return_mean, eval_return_mean, eval_return_std, eval_steps, best_eval_return_mean, best_eval_steps, eval_episodes, evaluations, evaluations_left_out, eval_terminated_share, eval_agent_returns, wall_s, train_s, time_to_target_s, "
+    "train_return_mean, eval_return_mean, eval_return_std, eval_episodes, eval_terminated_share, eval_agent_returns, wall_s, train_s, time_to_target_s, "
     "steps_per_s, lag_mean, lag_max, dropped_segments, refused_segments, actor_restarts, resume, time_shares, profile"
 )
 
@@ -241,9 +241,6 @@ def test_the_summary_of_a_run_that_reached_its_target(directory, roles):
         "eval_return_mean": 450.0,
         "eval_return_std": 2.5,
         "eval_episodes": 2,
-        "eval_steps": 2000,
-        "best_eval_return_mean": 450.0,
-        "best_eval_steps": 2000,
         "eval_agent_returns": None,
         "train_s": 3.0,
         "time_to_target_s": 2.0,

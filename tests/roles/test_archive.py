@@ -1,7 +1,8 @@
-"""The archive on a run directory: what it keeps, and what it does without room."""
+"""The archive on a run directory: what it keeps, and what happens on a full disk."""
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -32,7 +33,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Without room until `full.undo()`."""
+    """A full disk until `full.undo()`."""
 
     def refuse(descriptor, data):
         raise OSError(28, "No space left on device")
@@ -42,63 +43,33 @@ def full(monkeypatch):
         yield patch
 
 
-def kept_best(directory):
-    checkpoints = Checkpoints(directory.checkpoints, run=directory.key)
-    found = [checkpoints.read(entry) for entry in checkpoints.kept() if entry.best]
-    return [(checkpoint.counters["score"], checkpoint.weights.version) for checkpoint in found]
-
-
 def report(version=0):
     return TrainingReport(run="run", version=version, updates=0, env_steps=0, train_s=0.0)
 
 
 def test_a_new_archive_continues_after_the_previous_one(directory):
-    archive = RunArchive(directory)
-    assert dict(archive.written) == {}
-    archive.save_if_best(weights_of(3, value=1.0), 12.5)
+    archive = RunArchive(directory, 3)
+    assert (archive.best_score(), dict(archive.written)) == (-math.inf, {})
+    archive.save_best(weights_of(3, value=1.0), 12.5)
     archive.record(report(), 7)
     archive.close()
-    again = RunArchive(directory)
-    assert dict(again.written) == {TRAINING: 7}
-    again.save_if_best(weights_of(4), 12.5)
-    assert kept_best(directory) == [(12.5, 3)]
-    again.save_if_best(weights_of(5), 13.0)
-    assert kept_best(directory) == [(13.0, 5)]
+    again = RunArchive(directory, 3)
+    assert (again.best_score(), dict(again.written)) == (12.5, {TRAINING: 7})
     again.close()
 
 
 def test_a_damaged_best_checkpoint_is_ignored(directory):
-    archive = RunArchive(directory)
-    archive.save_if_best(weights_of(3), 12.5)
+    archive = RunArchive(directory, 3)
+    archive.save_best(weights_of(3), 12.5)
     (directory.checkpoints / "best" / "00000001" / "weights.safetensors").unlink()
+    assert archive.best_score() == -math.inf
     archive.close()
-    again = RunArchive(directory)
-    again.save_if_best(weights_of(4), 1.0)
-    assert kept_best(directory) == [(1.0, 4)]
-    again.close()
-
-
-def test_keeps_the_configured_number_of_best_checkpoints(directory):
-    archive = RunArchive(directory, keep_best=2)
-    for version, score in enumerate([1.0, 5.0, 3.0, 3.0, 2.0, 4.0]):
-        archive.save_if_best(weights_of(version), score)
-    assert kept_best(directory) == [(5.0, 1), (4.0, 5)]
-    archive.close()
-
-
-def test_weights_that_wait_for_disk_space_do_not_replace_each_other(directory, full):
-    archive = RunArchive(directory, keep_best=2)
-    archive.save_if_best(weights_of(1), 2.0)
-    archive.save_if_best(weights_of(2), 1.0)
-    full.undo()
-    archive.close()
-    assert kept_best(directory) == [(2.0, 1), (1.0, 2)]
 
 
 def test_weights_are_kept_until_there_is_space_and_the_newest_replace_older_ones(directory, full):
-    archive = RunArchive(directory)
-    archive.save_if_best(weights_of(1, value=1.0), 1.0)
-    archive.save_if_best(weights_of(2, value=2.0), 2.0)
+    archive = RunArchive(directory, 3)
+    archive.save_best(weights_of(1, value=1.0), 1.0)
+    archive.save_best(weights_of(2, value=2.0), 2.0)
     archive.save_result(weights_of(2, value=2.0))
     assert Checkpoints(directory.checkpoints).best() is None
     full.undo()
@@ -110,14 +81,14 @@ def test_weights_are_kept_until_there_is_space_and_the_newest_replace_older_ones
 
 
 def test_a_final_result_that_cannot_be_saved_is_reported(directory, full):
-    archive = RunArchive(directory)
+    archive = RunArchive(directory, 3)
     archive.save_result(weights_of(2))
     with pytest.raises(DiskFull, match="no disk space for the result weights"):
         archive.close()
 
 
 def test_a_video_is_dropped_on_a_full_disk(directory, full):
-    archive = RunArchive(directory)
+    archive = RunArchive(directory, 3)
     frames = [np.zeros((8, 8, 3), np.uint8)]
     assert archive.save_video(Evaluation([1.0], [1], frames=frames), 5) is None
     full.undo()
@@ -126,7 +97,7 @@ def test_a_video_is_dropped_on_a_full_disk(directory, full):
 
 
 def test_other_errors_are_raised(directory, monkeypatch):
-    archive = RunArchive(directory)
+    archive = RunArchive(directory, 3)
 
     def broken(descriptor):
         raise OSError(5, "Input/output error")

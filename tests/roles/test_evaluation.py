@@ -49,43 +49,6 @@ class TestShares:
         assert judge.evaluate(2, never).lengths == [2, 50]
 
 
-class TestAuto:
-    """As many episodes as the variance needs."""
-
-    def episodes(self, *lengths):
-        result = Evaluator(ScriptedWorld(lengths), ScriptedPolicy(), 0).evaluate("auto", never)
-        return result, len(result.returns)
-
-    def test_equal_returns_need_ten(self):
-        assert self.episodes(4, 4)[1] == 10
-
-    def test_returns_that_differ_need_more(self):
-        """Returns are 55 and 66 by halves: the standard error falls below 2 % of 60.5 at 21 episodes, in tens at 30."""
-        result, count = self.episodes(10, 11)
-        assert count == 30
-        assert np.std(result.returns, ddof=1) / np.sqrt(count) < 0.02 * result.mean
-        assert np.std(result.returns[:20], ddof=1) / np.sqrt(20) > 0.02 * result.mean
-
-    def test_never_more_than_two_hundred(self):
-        assert self.episodes(2, 30)[1] == 200
-
-    def test_long_episodes_end_it_sooner(self, monkeypatch):
-        """Thirty episodes have 480 steps, forty 640."""
-        monkeypatch.setattr("steppe.roles.evaluation.AUTO_STEPS", 481)
-        assert self.episodes(2, 30)[1] == 40
-
-    def test_told_to_stop_there_is_no_result(self):
-        assert Evaluator(ScriptedWorld((2, 30)), ScriptedPolicy(), 0).evaluate("auto", lambda: True) is None
-
-    def test_each_part_has_new_random_numbers(self):
-        policy, world = ScriptedPolicy(), ScriptedWorld((2, 30))
-        seeds = []
-        reset = world.reset
-        world.reset = lambda obs, seed: seeds.append(tuple(seed.generate_state(2))) or reset(obs, seed)
-        Evaluator(world, policy, 0).evaluate("auto", never)
-        assert len(set(seeds)) == len(seeds) == 20
-
-
 class TestEpisodesWithoutEnd:
     def test_unfinished_episodes_count_with_their_return_so_far(self):
         result = Evaluator(ScriptedWorld((3, 10**9)), ScriptedPolicy(), 0, max_steps=7).evaluate(2, never)

@@ -79,7 +79,7 @@ def test_videos_do_not_change_the_result(cartpole: Path, tmp_path: Path) -> None
     plain = steppe.evaluate(cartpole, episodes=3, seed=3, explore=True)
     filmed = steppe.evaluate(cartpole, episodes=3, seed=3, explore=True, render_dir=tmp_path / "films")
     assert filmed["return_std"] > 0
-    assert filmed | {"recording": None, "recordings": None} == plain
+    assert filmed | {"recording": None} == plain
     with Image.open(filmed["recording"]) as film:
         assert film.n_frames >= 2
 
@@ -87,7 +87,7 @@ def test_videos_do_not_change_the_result(cartpole: Path, tmp_path: Path) -> None
 def test_an_unwritable_video_directory_is_refused_in_one_sentence(cartpole: Path, tmp_path: Path) -> None:
     pytest.importorskip("pygame")
     (tmp_path / "films").write_text("a file")
-    with pytest.raises(UsageError, match=r"cannot write the recording .*films/.*gif: "):
+    with pytest.raises(UsageError, match=r"cannot keep the recording .*films/.*gif: "):
         steppe.evaluate(cartpole, episodes=1, render_dir=tmp_path / "films")
 
 

@@ -75,10 +75,6 @@ def experiment_flags(command: Callable[[Layers, bool], None]) -> Callable[..., N
         target_return: Annotated[OptionalText, typer.Option(metavar="R")] = None,
         restarts: Annotated[OptionalText, typer.Option(metavar="N")] = None,
         init_from: Annotated[OptionalText, typer.Option(metavar="RUN")] = None,
-        keep_best: Annotated[
-            OptionalText,
-            typer.Option(metavar="N", help="Number of weights with the best evaluations to keep. [default: 1]"),
-        ] = None,
         record_arrivals: Annotated[bool, typer.Option("--record-arrivals")] = False,
         profile: Annotated[bool, typer.Option("--profile")] = False,
         device: Annotated[OptionalText, typer.Option(metavar="NAME")] = None,
@@ -107,7 +103,7 @@ def experiment_flags(command: Callable[[Layers, bool], None]) -> Callable[..., N
             "seed": seed, "target_return": target_return, "restarts": restarts, "init_from": init_from,
             "flow.record_arrivals": "true" if record_arrivals else None, "flow.profile": "true" if profile else None,
             "device": device, "run_dir": run_dir, "name": name, "ray.address": ray_address,
-            "kafka.address": kafka, "checkpoint.keep_best": keep_best,
+            "kafka.address": kafka,
         }  # fmt: skip
         command(layers({key: text for key, text in given.items() if text is not None}, pairs or [], config), as_json)
 

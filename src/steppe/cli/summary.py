@@ -29,14 +29,7 @@ def _headline(summary: Mapping[str, Any]) -> str:
 def _rows(summary: Mapping[str, Any], directory: Path) -> Iterator[tuple[str, str]]:
     if summary.get("eval_return_mean") is not None:
         returns = mean_and_std(summary["eval_return_mean"], summary["eval_return_std"])
-        at = f" at step {count(summary['eval_steps'])}" if summary.get("eval_steps") is not None else ""
-        yield "evaluation", f"return {returns} over {count(summary['eval_episodes'])} episodes{at}"
-    if summary.get("best_eval_steps") is not None:
-        best = f"return {decimal(summary['best_eval_return_mean'])} at step {count(summary['best_eval_steps'])}"
-        yield "best", f"{best}: {directory}@best"
-    if summary.get("evaluations_left_out"):
-        left_out, of = count(summary["evaluations_left_out"]), summary["evaluations_left_out"] + summary["evaluations"]
-        yield "left out", f"{left_out} of {count(of)} evaluations that were due"
+        yield "evaluation", f"return {returns} over {count(summary['eval_episodes'])} episodes"
     if summary.get("eval_agent_returns"):
         yield "by agent", _by_agent(summary["eval_agent_returns"])
     yield "training", f"mean return {decimal(summary['train_return_mean'])} at the end"

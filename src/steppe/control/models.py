@@ -24,17 +24,8 @@ ALLOWED_FIELDS: dict[type[FrozenConfig], tuple[str, ...]] = {
         *("ahead", "window_s", "max_lag", "max_actors", "slots_per_actor", "publish_every"),
         *("max_restarts", "hang_s", "record_arrivals", "trace_spans"),
     ),
-    EvalConfig: (
-        "every_steps",
-        "every_episodes",
-        "episodes",
-        "final_episodes",
-        "max_share",
-        "explore",
-        "max_episode_steps",
-        "record",
-    ),
-    CheckpointConfig: ("every_s", "every_episodes", "keep", "keep_best"),
+    EvalConfig: ("every_steps", "every_episodes", "episodes", "max_share", "explore", "max_episode_steps", "record"),
+    CheckpointConfig: ("every_s", "every_episodes", "keep"),
 }
 ALLOWED_NETWORKS = ("auto", "mlp", "cnn")
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"

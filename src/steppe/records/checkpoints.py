@@ -1,4 +1,4 @@
-"""Checkpoints: numbered bundles, written atomically. The newest few are kept, and the best ones as well.
+"""Checkpoints: numbered bundles, written atomically. The newest few are kept, and the best one as well.
 
     checkpoints/00000012/   weights.safetensors   state.bin   counters.json   manifest.json   rows.json   *.rows
     checkpoints/00000012/replay-0/   written by a replay role (replay/store/files.py), if the run has replay roles
@@ -12,7 +12,6 @@ checkpoint that is damaged, from another run or of a newer format is reported, a
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -30,14 +29,7 @@ from steppe.core.contracts.algorithm import Tree
 from steppe.core.contracts.errors import DamagedFile
 from steppe.core.contracts.weights import Weights
 from steppe.core.io import codec, row_chunks
-from steppe.core.io.atomic_files import (
-    link_or_copy,
-    read_bundle,
-    read_file,
-    remove_temporary_files,
-    write_atomic,
-    write_bundle,
-)
+from steppe.core.io.atomic_files import read_bundle, remove_temporary_files, write_atomic, write_bundle
 from steppe.core.io.rings import ROWS, NestedBundle, Ring
 
 WEIGHTS, STATE, COUNTERS = "weights.safetensors", "state.bin", "counters.json"
@@ -60,17 +52,6 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class KeptWeights:
-    """A checkpoint as far as its counters tell; it may be damaged."""
-
-    path: Path
-    number: int
-    env_steps: int
-    best: bool
-    score: float | None = None
-
-
-@dataclass(frozen=True)
 class CheckpointInfo:
     """One row in a list of checkpoints; `damage` is None for a valid one."""
 
@@ -86,12 +67,12 @@ class CheckpointInfo:
 class Checkpoints:
     """The checkpoints of one run. One process calls `save`, one `save_best`; any may read."""
 
-    def __init__(self, directory: Path, keep: int = 3, run: str | None = None, *, keep_best: int = 1) -> None:
+    def __init__(self, directory: Path, keep: int = 3, run: str | None = None) -> None:
         """`run` is a run's key: checkpoints store it, and those of another run are rejected."""
-        if keep < 1 or keep_best < 1:
-            raise ValueError(f"keep={keep}, keep_best={keep_best}: at least one checkpoint has to be kept")
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least one checkpoint has to be kept")
         self.directory = directory
-        self._keep, self._keep_best = keep, keep_best
+        self._keep = keep
         self._run = run
 
     def save(self, weights: Weights, state: Tree, counters: dict[str, Any]) -> Path:
@@ -102,27 +83,11 @@ class Checkpoints:
         files = {WEIGHTS: weights_bytes(weights), STATE: codec.pack(plain), COUNTERS: self._encode_counters(counters)}
         return _append(self.directory, files, self._keep, rings, others)
 
-    def restore_as_newest(self, number: int) -> int:
-        """Make an older checkpoint the newest by linking its files under the next number, which is returned."""
-        newest = max(_numbered(self.directory))[0]
-        if number == newest:
-            return number
-        target = self.directory / f"{newest + 1:08d}"
-        aside = target.with_name(f".{target.name}.copy.tmp")
-        remove_temporary_files(self.directory)
-        shutil.copytree(self.directory / f"{number:08d}", aside, copy_function=_link)
-        aside.rename(target)
-        return newest + 1
-
     def save_best(self, weights: Weights, score: float, counters: dict[str, Any] | None = None) -> Path:
-        """Store weights among the `keep_best` best so far, replacing the worst of them; `save` never removes them."""
+        """Store weights as the best so far, replacing the previous best; `save` never removes them."""
         all_counters = {"score": score, **codec.counters(weights), **(counters or {})}
         files = {WEIGHTS: weights_bytes(weights), COUNTERS: self._encode_counters(all_counters)}
-        path = _append(self.directory / "best", files, None)
-        others = [entry for entry in self._best_first() if entry.path != path]
-        for entry in others[self._keep_best - 1 :]:
-            _remove(entry.path)
-        return path
+        return _append(self.directory / "best", files, 1)
 
     def latest(self, *, check_rows: bool = True) -> Checkpoint | None:
         """Return the newest valid checkpoint, with the damaged ones that were skipped; None if there is none.
@@ -139,38 +104,9 @@ class Checkpoints:
         """
         return _load(number, self.directory / f"{number:08d}", self._run)
 
-    def counters(self, number: int) -> dict[str, Any]:
-        """Return the counters of the checkpoint of that number. DamagedFile if they are not valid."""
-        path = self.directory / f"{number:08d}"
-        return _counters(read_file(path, COUNTERS), path / COUNTERS, self._run)
-
     def best(self) -> Checkpoint | None:
         """Return the best weights so far, with `counters["score"]`; the state is empty."""
-        ranked = [(entry.number, entry.path) for entry in self._best_first()]
-        return _first_intact(ranked, self._run, check_rows=True)
-
-    def kept(self) -> Sequence[KeptWeights]:
-        """Return what is kept, oldest first and then the best, without verifying it."""
-        numbered = [_peek(number, path, best=False) for number, path in _numbered(self.directory)]
-        return [entry for entry in numbered if entry is not None] + [*self._best_first()]
-
-    def read(self, entry: KeptWeights, *, check_rows: bool = False) -> Checkpoint:
-        """Return what `kept` listed. DamagedFile if it is not valid."""
-        return _load(entry.number, entry.path, self._run, check_rows=check_rows)
-
-    def best_scores(self) -> Sequence[float]:
-        """Return the scores of the intact best weights that are kept, the highest first."""
-        found: dict[Path, float] = {}
-        for entry in self._best_first():
-            with contextlib.suppress(DamagedFile):
-                found[entry.path] = float(self.read(entry).counters["score"])
-        return sorted(found.values(), reverse=True)
-
-    def _best_first(self) -> Sequence[KeptWeights]:
-        """Return the best weights by falling score; of equal ones the earlier comes first."""
-        found = [_peek(number, path, best=True) for number, path in _numbered(self.directory / "best")]
-        entries = [entry for entry in found if entry is not None]
-        return sorted(entries, key=lambda entry: (entry.score is None, -(entry.score or 0.0), entry.number))
+        return _newest(self.directory / "best", self._run, check_rows=True)
 
     def list(self) -> list[CheckpointInfo]:
         """Return every checkpoint, oldest first, the best last; each is read in full to validate it."""
@@ -192,11 +128,11 @@ def _numbered(directory: Path) -> list[tuple[int, Path]]:
 def _append(
     directory: Path,
     files: dict[str, bytes],
-    keep: int | None,
+    keep: int,
     rings: Sequence[Ring] = (),
     others: Sequence[NestedBundle] = (),
 ) -> Path:
-    """Write the next numbered bundle, then remove all but the newest `keep`, if that is given."""
+    """Write the next numbered bundle, then remove all but the newest `keep`."""
     directory.mkdir(parents=True, exist_ok=True)
     remove_temporary_files(directory)
     number, before = max(_numbered(directory), default=(0, None))
@@ -207,7 +143,7 @@ def _append(
         return row_chunks.write_rows(temporary, rings, before) if rings else {}
 
     write_bundle(path, files, write_rows)
-    for _, old in _numbered(directory)[:-keep] if keep is not None else ():
+    for _, old in _numbered(directory)[:-keep]:
         _remove(old)
     return path
 
@@ -303,12 +239,8 @@ def _counters(data: bytes, path: Path, run: str | None) -> dict[str, Any]:
 
 
 def _newest(directory: Path, run: str | None, *, check_rows: bool) -> Checkpoint | None:
-    return _first_intact(_numbered(directory)[::-1], run, check_rows=check_rows)
-
-
-def _first_intact(numbered: Sequence[tuple[int, Path]], run: str | None, *, check_rows: bool) -> Checkpoint | None:
     damaged: list[str] = []
-    for number, path in numbered:
+    for number, path in reversed(_numbered(directory)):
         try:
             return replace(_load(number, path, run, check_rows=check_rows), damaged=tuple(damaged))
         except DamagedFile as error:
@@ -316,18 +248,6 @@ def _first_intact(numbered: Sequence[tuple[int, Path]], run: str | None, *, chec
     if damaged:
         raise DamagedFile("no checkpoint is valid: " + "; ".join(damaged))
     return None
-
-
-def _peek(number: int, path: Path, *, best: bool) -> KeptWeights | None:
-    """Read a checkpoint's counters; None if it was removed meanwhile. What cannot be read has no steps and no score."""
-    try:
-        counters = json.loads((path / COUNTERS).read_bytes())["counters"]
-        score = counters.get("score")
-        return KeptWeights(
-            path, number, int(counters.get("env_steps", 0)), best, None if score is None else float(score)
-        )
-    except (OSError, *_DECODE_ERRORS):
-        return KeptWeights(path, number, 0, best) if path.exists() else None
 
 
 def _describe(number: int, path: Path, run: str | None, *, best: bool) -> CheckpointInfo:
@@ -340,10 +260,6 @@ def _describe(number: int, path: Path, run: str | None, *, best: bool) -> Checkp
     except DamagedFile as error:
         return CheckpointInfo(path, number, age, size, best, damage=str(error))
     return CheckpointInfo(path, number, age, size, best, counters)
-
-
-def _link(source: str, target: str) -> None:
-    link_or_copy(Path(source), Path(target))
 
 
 def _remove(path: Path) -> None:

@@ -138,13 +138,6 @@ class RunDirectory:
         write_json(self.path / RECORD, record)
         self.record = record
 
-    def extend(self, steps: int) -> None:
-        """Write a new total of environment steps into run.json. The caller holds the lock."""
-        config, sources = self.record["config"] | {"steps": steps}, self.sources | {"steps": "resume"}
-        record = self.record | {"config": config, "sources": sources}
-        write_json(self.path / RECORD, record)
-        self.record = record
-
     @cached_property
     def store(self) -> RunStore:
         return RunStore(self.path / STORE)
@@ -157,11 +150,6 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
-
-    @property
-    def evaluations(self) -> Path:
-        """Weights that wait for their evaluation (evaluation_queue.py)."""
-        return self.path / "evaluations"
 
     @property
     def start(self) -> Path:

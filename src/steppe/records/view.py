@@ -60,9 +60,6 @@ class RunView:
         self.history: list[tuple[int, float]] = []  # (env_steps, mean training return)
         self.metrics: dict[str, float] = {}  # the newest values that callbacks returned
         self.evaluations: list[tuple[int, float]] = []  # (env_steps, mean evaluation return)
-        self.num_evaluations = 0
-        self.evaluations_waiting = 0  # versions that waited when the newest evaluation ended
-        self.evaluations_left_out = 0  # versions that were due and not evaluated
         self.episodes = 0  # as the learner counts them, each once; never more than the run should play
         self.resumed: str | None = None  # how a resumed run continued: exact, or at an episode boundary
         self.damaged: list[str] = []  # descriptions of checkpoints that a resumed run had to skip
@@ -77,7 +74,6 @@ class RunView:
         self._snapshots: deque[TimeTotals] = deque()  # about one a second over the last DIAGNOSIS_S of training
         self._restarts: Counter[str] = Counter()
         self._cursors = dict.fromkeys(_KINDS, 0)
-        self._total_steps = self.config.steps
 
     def refresh(self) -> None:
         """Read everything that was reported since the last call."""
@@ -130,7 +126,7 @@ class RunView:
     @property
     def total_steps(self) -> int | None:
         """The number of steps that the run was asked for; None if its length is not given in steps."""
-        return self._total_steps
+        return self.config.steps
 
     @property
     def env_steps(self) -> int:
@@ -288,12 +284,7 @@ class RunView:
             "train_return_mean": self.train_return_mean,
             "eval_return_mean": evaluation.return_mean if evaluation else None,
             "eval_return_std": evaluation.return_std if evaluation else None,
-            "eval_steps": evaluation.env_steps if evaluation else None,
-            "best_eval_return_mean": self.best_evaluation.return_mean if self.best_evaluation else None,
-            "best_eval_steps": self.best_evaluation.env_steps if self.best_evaluation else None,
             "eval_episodes": len(evaluation.returns) if evaluation else None,
-            "evaluations": self.num_evaluations,
-            "evaluations_left_out": self.evaluations_left_out,
             "eval_terminated_share": evaluation.terminated_share if evaluation else None,
             "eval_agent_returns": (evaluation.agent_returns or None) if evaluation else None,
             "wall_s": self.wall_s,
@@ -353,9 +344,6 @@ class RunView:
 
     def _apply_evaluation(self, report: EvaluationReport) -> None:
         self.last_evaluation = report
-        self.num_evaluations += 1
-        self.evaluations_waiting = report.waiting
-        self.evaluations_left_out += report.left_out
         if self.best_evaluation is None or report.return_mean > self.best_evaluation.return_mean:
             self.best_evaluation = report
         if report.final:
@@ -372,7 +360,6 @@ class RunView:
             self.metrics.update(report.details["values"])
             return
         self.events.append(report)
-        self.evaluations_left_out += int(report.details.get("evaluations_left_out", 0))
         if report.kind == "checkpoint":
             self.checkpoint_bytes = int(report.details.get("new_bytes", report.details.get("size_bytes", 0)))
             self.checkpoint_s += float(report.details.get("write_s", 0.0))
@@ -390,7 +377,6 @@ class RunView:
         """
         if report.role == "supervisor":
             self.spent.end_attempt()
-            self._total_steps = report.details.get("total_steps", self._total_steps)
             self._episode_deduplicator.rewind()
             self.episodes = int(report.details.get("episodes", 0))
             self.final_training = self.final_evaluation = self.reached_evaluation = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
-from steppe.core.contracts.errors import DiskFull
+from steppe.core.contracts.errors import DamagedFile, DiskFull
 from steppe.core.contracts.reports import Report
 from steppe.core.contracts.weights import Weights
 from steppe.core.io.atomic_files import raising_disk_full
@@ -18,11 +19,9 @@ from steppe.roles.evaluation import Evaluation
 class RunArchive:
     """The manager's Archive in a run directory. If the disk is full, writes of weights are retried later."""
 
-    def __init__(self, directory: RunDirectory, keep_best: int = 1) -> None:
+    def __init__(self, directory: RunDirectory, keep: int) -> None:
         self._directory = directory
-        self._checkpoints = Checkpoints(directory.checkpoints, run=directory.key, keep_best=keep_best)
-        self._keep_best = keep_best
-        self._scores = list(self._checkpoints.best_scores())
+        self._checkpoints = Checkpoints(directory.checkpoints, keep, directory.key)
         self._recorder = MetricsWriter(directory.path)
         self._pending_writes: dict[str, Callable[[], object]] = {}
 
@@ -31,18 +30,22 @@ class RunArchive:
         """Topic → number of the newest recorded report, those of an earlier manager included."""
         return self._recorder.written
 
+    def best_score(self) -> float:
+        """Return the score of the best saved weights, or minus infinity if there are none."""
+        try:
+            best = self._checkpoints.best()
+        except DamagedFile:
+            best = None
+        return float(best.counters["score"]) if best else -math.inf
+
     def record(self, report: Report, number: int) -> None:
         """Add a report to the curves, with its number on the Board."""
         self._recorder.record(report, number)
         self._flush_pending_writes()
 
-    def save_if_best(self, weights: Weights, score: float) -> None:
-        """Keep these weights if they are among the best so far; of equal ones the earlier stay."""
-        if len(self._scores) >= self._keep_best and score <= min(self._scores):
-            return
-        self._scores = sorted([*self._scores, score], reverse=True)[: self._keep_best]
-        name = "best" if self._keep_best == 1 else f"best (version {weights.version})"
-        self._write_when_possible(name, lambda: self._checkpoints.save_best(weights, score))
+    def save_best(self, weights: Weights, score: float) -> None:
+        """Replace the best weights so far."""
+        self._write_when_possible("best", lambda: self._checkpoints.save_best(weights, score))
 
     def save_result(self, weights: Weights) -> None:
         """Save the run's final weights, which `steppe eval` and `steppe.load` use."""

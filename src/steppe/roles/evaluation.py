@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,9 +13,6 @@ from steppe.core.contracts.segment import Segment
 from steppe.core.contracts.specs import SegmentSpec
 from steppe.core.system import seeding
 from steppe.roles.bound_policy import BoundPolicy
-
-AUTO_ERROR, AUTO_LEAST, AUTO_MOST = 0.02, 10, 200  # of evaluations with episodes="auto"
-AUTO_STEPS = 100_000  # environment steps after which such an evaluation takes no more episodes
 
 
 @dataclass
@@ -30,7 +26,6 @@ class Evaluation:
     lengths: list[int] = field(default_factory=list)
     terminated: list[bool] = field(default_factory=list)  # False: ended by a time limit or `max_steps`
     frames: list[np.ndarray] = field(default_factory=list)
-    more_videos: list[list[np.ndarray]] = field(default_factory=list)  # of the first environment's next episodes
     agents: tuple[str, ...] = ()
     returns_by_agent: list[np.ndarray] = field(default_factory=list)
 
@@ -45,29 +40,6 @@ class Evaluation:
     @property
     def std(self) -> float:
         return float(np.std(self.returns))
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether `auto` ends here: the standard error of the mean return is small, or episodes and steps are many."""
-        count = len(self.returns)
-        if count >= AUTO_MOST or sum(self.lengths) >= AUTO_STEPS:
-            return True
-        if count < AUTO_LEAST:
-            return False
-        error = float(np.std(self.returns, ddof=1)) / math.sqrt(count)
-        return error < AUTO_ERROR * max(abs(self.mean), 1.0)
-
-    def joined(self, more: Evaluation) -> Evaluation:
-        """Return the episodes of both; the frames are those of this one."""
-        return Evaluation(
-            self.returns + more.returns,
-            self.lengths + more.lengths,
-            self.terminated + more.terminated,
-            self.frames,
-            self.more_videos,
-            self.agents,
-            self.returns_by_agent + more.returns_by_agent,
-        )
 
     @property
     def agent_returns(self) -> dict[str, float]:
@@ -89,47 +61,23 @@ class Evaluator:
         self._row = Segment.blank(spec)
 
     def evaluate(
-        self, episodes: int | str, stopping: Callable[[], bool], *, explore: bool = False, record: int = 0
+        self, episodes: int, stopping: Callable[[], bool], *, explore: bool = False, record: bool = False
     ) -> Evaluation | None:
-        """Play `episodes` complete episodes; return None if `stopping()` becomes true meanwhile.
-
-        `record` is the number of the first environment's episodes that are recorded, beyond its share of `episodes` too.
-
-        "auto" plays as many as the variance needs: until the standard error of the mean return is below AUTO_ERROR of
-        max(|mean|, 1), but at least AUTO_LEAST and at most AUTO_MOST episodes, and none after AUTO_STEPS steps.
-        """
-        if not isinstance(episodes, str):
-            return self._play(episodes, stopping, 0, explore=explore, record=record)
-        result = self._play(max(AUTO_LEAST, self.env.num_envs), stopping, 0, explore=explore, record=record)
-        part = 0
-        while result is not None and not result.is_enough:
-            part += 1
-            count = min(AUTO_MOST - len(result.returns), max(AUTO_LEAST, self.env.num_envs))
-            more = self._play(count, stopping, part, explore=explore, record=0)
-            result = None if more is None else result.joined(more)
-        return result
-
-    def _play(
-        self, episodes: int, stopping: Callable[[], bool], part: int, *, explore: bool, record: int
-    ) -> Evaluation | None:
-        """Play complete episodes, whose randomness depends on the seed, the policy's version and `part`."""
+        """Play `episodes` complete episodes; return None if `stopping()` becomes true meanwhile."""
         result = Evaluation(agents=self.env.spec.agents)
         quota = np.full(self.env.num_envs, episodes // self.env.num_envs)
         quota[: episodes % self.env.num_envs] += 1
-        self._begin(part)
+        self._begin()
         self.env.take_finished()
-        videos: list[list[np.ndarray]] = [[]]
-        recording = bool(record)
+        recording = record
         for _ in range(self.max_steps):
             if stopping():
                 return None
             if recording and (frame := self.env.render()) is not None:
-                videos[-1].append(frame)
+                result.frames.append(frame)
             ended = self._step(explore=explore)
             terminated = self._row["terminated"][0].reshape(self.env.num_envs, -1).any(axis=1)
-            if recording and 0 in ended:
-                recording = len(videos) < record
-                videos += [[]] if recording else []
+            recording = recording and 0 not in ended
             returns_by_agent = get_agent_returns(self.env) if len(ended) else None
             for number, (index, (total, length)) in enumerate(zip(ended, self.env.take_finished(), strict=True)):
                 if quota[index] > 0:
@@ -138,16 +86,14 @@ class Evaluator:
                     result.lengths.append(length)
                     result.terminated.append(bool(terminated[index]))
                     result.returns_by_agent += [returns_by_agent[number]] if returns_by_agent is not None else []
-            if not quota.any() and not (recording and videos[0]):
+            if not quota.any():
                 break
         else:
             self._count_unfinished(result, quota)
-        result.frames, *others = videos
-        result.more_videos = [frames for frames in others if frames]
         return result
 
-    def _begin(self, part: int) -> None:
-        names = ("judge", self.policy.version, part) if part else ("judge", self.policy.version)
+    def _begin(self) -> None:
+        names = ("judge", self.policy.version)
         self.policy.begin(num_rows(self.env), seeding.generator(self.seed, *names, "policy"))
         self.env.reset(self._row["obs"][0], seeding.seed_sequence(self.seed, *names, "env"))
 

@@ -21,7 +21,6 @@ from steppe.envs.factory import make_env
 from steppe.envs.lookup import find_env
 from steppe.records.arrivals import ArrivalLog, LearnerMark
 from steppe.records.checkpoints import Checkpoint, Checkpoints
-from steppe.records.evaluation_queue import EvaluationQueue
 from steppe.records.faults import Faults
 from steppe.records.run_directory import RunDirectory
 from steppe.replay import make_memory
@@ -29,7 +28,6 @@ from steppe.roles.actor import Actor, env_seeds
 from steppe.roles.archive import RunArchive
 from steppe.roles.context import Context
 from steppe.roles.evaluation import Evaluator
-from steppe.roles.evaluation_schedule import QueueingWeightStore
 from steppe.roles.learner import Learner, RunLimits, SaveCheckpoint
 from steppe.roles.manager import Manager
 from steppe.roles.quota import EpisodeQuota
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
 
 
 NO_MAX_LAG = 2**62  # versions
-PUBLISHED = ("published_env_steps", "published_episodes")  # counters of a checkpoint: of the newest published version
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,6 @@ def build_role(
     parts = parts or SuppliedComponents()
     if role.kind == "manager":
         return _build_manager(plan, directory, context)
-    if role.kind == "learner" and plan.config.queues_evaluations:
-        context = _queueing_context(plan, directory, context)
     if plan.config.by_gradients:
         worker = role.kind == "worker"
         return (
@@ -274,18 +269,6 @@ def _build_learner(plan: Plan, parts: SuppliedComponents, directory: RunDirector
     return learner
 
 
-def _queueing_context(plan: Plan, directory: RunDirectory, context: Context) -> Context:
-    """Return the learner's context with weights that are queued for evaluation when they are due."""
-    queue = EvaluationQueue(directory.evaluations)
-    weights = QueueingWeightStore(context.weights, queue, plan.config.evaluation, context)
-    if plan.resume is not None:
-        counters = Checkpoints(directory.checkpoints, run=directory.key).counters(plan.resume)
-        queue.remove_above(int(counters.get("version", 0)))
-        if PUBLISHED[0] in counters:
-            weights.resume_after(int(counters[PUBLISHED[0]]), int(counters[PUBLISHED[1]]))
-    return replace(context, weights=weights)
-
-
 def _build_replay_server(plan: Plan, directory: RunDirectory, context: Context) -> Role:
     from steppe.replay.factory import make_replay_shard
     from steppe.roles.replay_server import ReplayServer
@@ -414,9 +397,6 @@ def _make_checkpoint_saver(
         started = time.perf_counter()
         if isinstance(context.channel, Checkpointable):
             state = {**state, "channel": context.channel.mark()}
-        if isinstance(context.weights, QueueingWeightStore):
-            schedule = context.weights.schedule
-            counters = {**counters, **dict(zip(PUBLISHED, (schedule.env_steps, schedule.episodes), strict=True))}
         with raising_disk_full(directory.checkpoints):
             if log is not None:
                 mark = LearnerMark(weights.env_steps, weights.updates, weights.version, weights.sha256())
@@ -451,10 +431,10 @@ def load_start(agent: Agent, directory: RunDirectory) -> Agent:
 
 def _build_manager(plan: Plan, directory: RunDirectory, context: Context) -> Manager:
     policy = _make_agent(plan, "cpu")
-    archive = RunArchive(directory, plan.config.checkpoint.keep_best)
-    evaluation, queue = plan.config.evaluation, EvaluationQueue(directory.evaluations)
+    archive = RunArchive(directory, plan.config.checkpoint.keep)
+    evaluation = plan.config.evaluation
     return Manager(
-        policy, lambda: make_evaluator(plan, policy), evaluation, plan.config.target_return, archive, context, queue
+        policy, lambda: make_evaluator(plan, policy), evaluation, plan.config.target_return, archive, context
     )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from steppe.core.config.run import RunConfig
-from steppe.core.contracts.errors import ConfigError, UsageError, WorldError
+from steppe.core.contracts.errors import ConfigError, DamagedFile, RunNotFound, UsageError, WorldError
 from steppe.core.contracts.specs import EnvSpec
 from steppe.core.contracts.weights import Weights
 from steppe.core.system import seeding
 from steppe.core.system.typecheck import typechecked
 from steppe.envs import probe
-from steppe.records.selectors import open_run, select_weights
-from steppe.records.video import require_mp4, save_video
+from steppe.records.checkpoints import Checkpoints, load_weights
+from steppe.records.run_directory import RunDirectory
+from steppe.records.video import save_gif
 from steppe.roles.evaluation import Evaluation
 from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import make_plan
@@ -24,27 +25,21 @@ from steppe.runtimes.plan import make_plan
 @typechecked
 def evaluate(
     run: str | Path,
-    checkpoint: str | int | None = None,
     *,
     episodes: int = 20,
     seed: int | None = None,
     render_dir: Path | None = None,
-    videos: int = 1,
-    video_format: Literal["gif", "mp4"] = "gif",
     explore: bool = False,
 ) -> dict[str, Any]:
     """Play episodes with a run's weights and report their returns; the same seed plays the same episodes.
 
-    `render_dir` receives videos of the first `videos` episodes of one environment; `explore` samples actions. A run without
-    final weights (stopped, or still running) is evaluated by its newest checkpoint; `checkpoint` (or RUN@best, RUN@12,
-    RUN@step=400000) chooses another one.
+    `render_dir` receives a GIF of the first episode. A run without final weights (stopped, or still running) is
+    evaluated by its newest checkpoint.
     """
-    if min(episodes, videos) < 1:
-        raise ConfigError(f"episodes={episodes}, videos={videos}: must be at least 1")
-    if render_dir is not None and video_format == "mp4":
-        require_mp4()
-    directory, selector = open_run(run, checkpoint)
-    config, weights = directory.config(), select_weights(directory, selector)
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}: must be at least 1")
+    directory = RunDirectory.open(run)
+    config, weights = directory.config(), result_weights(directory)
     seed = config.seed if seed is None else seed
     # Gymnasium's vector environments cannot render and draw other random numbers: rendering would change the result.
     environment = config.environment
@@ -53,32 +48,45 @@ def evaluate(
     config = config.model_copy(update={"environment": environment, "seed": seed})
     spec = probe(config.env, config.environment)
     evaluation = evaluate_weights(
-        config, spec, weights, episodes=episodes, explore=explore, record=0 if render_dir is None else videos
+        config, spec, weights, episodes=episodes, explore=explore, record=render_dir is not None
     )
-    recordings: list[str] = []
+    recording = None
     if render_dir is not None:
         if not evaluation.frames:
             raise WorldError(f"{config.env} gives no images to record: it needs the render mode 'rgb_array'")
-        name = f"{directory.path.resolve().name}-seed-{seed}"
-        for number, frames in enumerate([evaluation.frames, *evaluation.more_videos], 1):
-            path = render_dir / f"{name}{f'-{number}' if videos > 1 else ''}.{video_format}"
-            try:
-                save_video(path, frames)
-            except OSError as error:
-                raise UsageError(f"cannot write the recording {path}: {error.strerror}") from None
-            recordings.append(str(path))
+        recording = render_dir / f"{directory.path.resolve().name}-seed-{seed}.gif"
+        try:
+            save_gif(recording, evaluation.frames)
+        except OSError as error:
+            raise UsageError(f"cannot write the recording {recording}: {error.strerror}") from None
     run_info = {"run": directory.id, "env": config.env, "algo": config.algo, "seed": seed, "explore": explore}
     weights_info = {"version": weights.version, "env_steps": weights.env_steps, "weights_sha256": weights.sha256()}
     return (
         run_info
         | evaluation_summary(evaluation)
         | weights_info
-        | {"recording": recordings[0] if recordings else None, "recordings": recordings or None}
+        | {"recording": None if recording is None else str(recording)}
     )
 
 
+def result_weights(run: RunDirectory) -> Weights:
+    """Return a run's final weights, or else those of its newest checkpoint, or else of its best one."""
+    if run.result.exists():
+        return load_weights(run.result)
+    checkpoints = Checkpoints(run.checkpoints, run=run.key)
+    try:
+        found = checkpoints.latest(check_rows=False) or checkpoints.best()
+    except DamagedFile as error:
+        found = checkpoints.best()
+        if found is None:
+            raise error from None
+    if found is None:
+        raise RunNotFound(f"{run.id} has no weights yet: its first checkpoint is still to come")
+    return found.weights
+
+
 def evaluate_weights(
-    config: RunConfig, spec: EnvSpec, weights: Weights, *, episodes: int, explore: bool = False, record: int = 0
+    config: RunConfig, spec: EnvSpec, weights: Weights, *, episodes: int, explore: bool = False, record: bool = False
 ) -> Evaluation:
     """Play whole episodes with these weights in this process, with the configuration's threads and seed."""
     from steppe.algorithms import make_agent
@@ -89,7 +97,7 @@ def evaluate_weights(
     with temporary_torch_settings(config.flow.threads, config.agent):
         policy = make_agent(config.algo, plan.config.agent, spec, seed=seeding.integer_seed(config.seed, "agent"))
         policy.load(weights)
-        evaluator = make_evaluator(plan, policy, render=bool(record))
+        evaluator = make_evaluator(plan, policy, render=record)
         try:
             evaluation = evaluator.evaluate(episodes, lambda: False, explore=explore, record=record)
         finally:

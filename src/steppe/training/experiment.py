@@ -232,8 +232,7 @@ class Experiment:
         """Return the plan from the newest intact checkpoint, or from the beginning if there is none; logs an event."""
         checkpoint, damaged = latest_intact_checkpoint(directory)
         number = checkpoint.number if checkpoint else None
-        counters = checkpoint.counters if checkpoint else {}
-        details = {"checkpoint": number, "damaged": damaged, "total_steps": plan.config.steps, **counters}
+        details = {"checkpoint": number, "damaged": damaged, **(checkpoint.counters if checkpoint else {})}
         event = EventReport(run=directory.id, kind="resume", role="supervisor", details=details)
         directory.board.post(EVENTS, event.record())
         return replace(plan, resume=number)

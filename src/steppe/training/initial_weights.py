@@ -9,9 +9,9 @@ from steppe.core.contracts.errors import ConfigError, DamagedFile
 from steppe.core.system import seeding
 from steppe.records.checkpoints import Checkpoints
 from steppe.records.run_directory import RunDirectory
-from steppe.records.selectors import open_run, select_weights
 from steppe.runtimes.handle import temporary_torch_settings
 from steppe.runtimes.plan import Plan
+from steppe.training.evaluate import result_weights
 
 
 def build_agent(plan: Plan) -> Agent:
@@ -33,9 +33,9 @@ def load_weights_of(run: str, agent: Agent, plan: Plan) -> dict[str, Any]:
 
     Raises ConfigError, naming the differences, if they do not fit.
     """
-    source, selector = open_run(run)
+    source = RunDirectory.open(run)
     try:
-        weights = select_weights(source, selector)
+        weights = result_weights(source)
     except DamagedFile as error:
         raise ConfigError(f"init_from={run!r}: {error}") from None
     with temporary_torch_settings(plan.config.flow.threads, plan.config.agent):
@@ -54,7 +54,7 @@ def save_start(agent: Agent, directory: RunDirectory, server: Any = None) -> Non
 
 def load_result(agent: Agent, run: RunDirectory) -> None:
     """Load a run's final weights into an agent, with the newest checkpoint's full state if it has the same weights."""
-    weights = select_weights(run)
+    weights = result_weights(run)
     newest = Checkpoints(run.checkpoints, run=run.key).latest(check_rows=False)
     agent.load(weights)
     if newest is not None and newest.weights.sha256() == weights.sha256():

@@ -20,7 +20,8 @@ from steppe.envs.factory import is_multi_agent, make_env
 from steppe.envs.lookup import find_env
 from steppe.envs.vector.spaces import make_action_decoder, make_observation_encoder, make_state_index_encoder
 from steppe.envs.wrappers.frame_stack import FrameStack
-from steppe.records.selectors import open_run, select_weights
+from steppe.records.run_directory import RunDirectory
+from steppe.training.evaluate import result_weights
 from steppe.training.load_multi_agent import LoadedMultiAgentPolicy, require_finite, require_observation
 
 Space = spaces.Space[Any]
@@ -114,16 +115,13 @@ class LoadedPolicy:
 
 
 @typechecked
-def load(
-    run: str | Path, checkpoint: str | int | None = None, *, seed: int = 0
-) -> LoadedPolicy | LoadedMultiAgentPolicy:
+def load(run: str | Path, *, seed: int = 0) -> LoadedPolicy | LoadedMultiAgentPolicy:
     """Load the policy that a run learned, by the run's name or directory; `seed` is for sampled actions.
 
-    `checkpoint` chooses other weights than the final ones: "best", "latest", a checkpoint's number, or "step=400000";
-    "RUN@best" says the same. The policy of a run with several agents takes and returns dictionaries by agent.
+    The policy of a run with several agents takes and returns dictionaries by agent.
     """
-    directory, selector = open_run(run, checkpoint)
-    config, weights = directory.config(), select_weights(directory, selector)
+    directory = RunDirectory.open(run)
+    config, weights = directory.config(), result_weights(directory)
     with closing(make_env(config.env, find_env(config.env), config.environment)) as env:
         return (LoadedMultiAgentPolicy if is_multi_agent(env) else LoadedPolicy)(config, weights, env, seed)
 

@@ -26,7 +26,7 @@ from steppe.runtimes.handle import Fault, Handle, ScalableHandle
 TICK_S = 0.2
 STOP_S = 4.0  # shared by all roles to shut down after the user asked for the end
 KILL_S = 0.2  # left for the roles when STOP_S is used up
-FINISH_S = 600.0  # for each evaluation that is left when a run completed
+FINISH_S = 600.0  # for the last evaluation of a run that completed
 
 Observer = Callable[[RunView], object]
 
@@ -217,14 +217,12 @@ class Supervisor:
         return outcome
 
     def _run_final_evaluation(self, observers: Sequence[Observer]) -> Outcome | None:
-        """Wait for the evaluations that are left and the final one; return an outcome only if the user stopped the run."""
+        """Wait for the final evaluation; return an outcome only if the user stopped the run meanwhile."""
         self.handle.ask("manager", FINISH)
-        deadline, number = time.monotonic() + FINISH_S, self.view.num_evaluations
+        deadline = time.monotonic() + FINISH_S
         while not self.handle.ended("manager") and time.monotonic() < deadline:
             self.handle.advance(TICK_S)
             self._notify_observers(observers)
-            if self.view.num_evaluations > number:  # one that waited is done: the next one has as much time
-                deadline, number = time.monotonic() + FINISH_S, self.view.num_evaluations
             self._execute_commands()
             if self.interrupts.count:
                 self._stop = Outcome("STOPPED", "interrupted", "stopped by a signal")

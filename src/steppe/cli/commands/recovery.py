@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steppe.cli.commands.groups import resume_group
-from steppe.cli.commands.runs import Run, RunOrCheckpoint
+from steppe.cli.commands.runs import Run
 from steppe.cli.commands.train import exit_code, print_failure, run_with_live_view
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table, reserved_stdout
@@ -34,38 +34,28 @@ KafkaAddress = Annotated[
 
 
 def resume(
-    run: RunOrCheckpoint,
+    run: Run,
     steps: Steps = None,
-    pairs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-s", "--set", metavar="KEY=VALUE", help="Change a hyperparameter; repeatable: -s learning_rate=1e-4."
-        ),
-    ] = None,
     ray_address: RayAddress = None,
     kafka: KafkaAddress = None,
     as_json: AsJson = False,
 ) -> None:
     """Resume a run from its newest intact checkpoint.
 
-    Works after Ctrl-C, an error, kill -9 or a power failure. Damaged checkpoints are skipped and reported on stderr. RUN@12 and
-    RUN@step=400000 resume from an older checkpoint, which becomes the newest one. A group of seeds is resumed as a whole.
+    Works after Ctrl-C, an error, kill -9 or a power failure. Damaged checkpoints are skipped and reported on stderr. A group of seeds is
+    resumed as a whole.
     """
-    from steppe.core.config.run import from_pairs
     from steppe.training import resume as resume_module
     from steppe.training.seeds.group import SeedGroup
 
     if (group := SeedGroup.find(run)) is not None:
-        if ray_address or kafka or pairs:
-            raise UsageError(
-                "--ray-address, --kafka and -s are for single runs: resume the runs of the group one by one"
-            )
+        if ray_address or kafka:
+            raise UsageError("--ray-address and --kafka are for single runs: resume the runs of the group one by one")
         resume_group(group, steps=steps, as_json=as_json)
 
-    changes = from_pairs(pairs or [])
     result = run_with_live_view(
         lambda observers: resume_module.resume(
-            run, steps=steps, hyperparameters=changes, ray_address=ray_address, kafka=kafka, observers=observers
+            run, steps=steps, ray_address=ray_address, kafka=kafka, observers=observers
         ),
         as_json=as_json,
     )

@@ -16,7 +16,7 @@ import typer
 from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table, reserved_stdout
 from steppe.cli.text_charts import count, decimal
-from steppe.core.contracts.errors import Conflict, RunFailed, UsageError
+from steppe.core.contracts.errors import Conflict, RunFailed
 
 if TYPE_CHECKING:
     from steppe.records.run_directory import RunDirectory, RunInfo
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from steppe.training.seeds.group import SeedGroup
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or its directory.", show_default=False)]
-RunOrCheckpoint = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN[@CHECKPOINT]",
-        help="A run's name or directory, optionally with @best, @latest, @12 (a number of `steppe checkpoints`) or "
-        "@step=400000.",
-        show_default=False,
-    ),
-]
 _POLL_S = 0.1
 
 
@@ -186,16 +177,11 @@ def _wait_until_ended(directory: RunDirectory, timeout_s: float) -> Status:
 
 
 def evaluate(
-    run: RunOrCheckpoint,
+    run: Run,
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes.")] = 20,
     render: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write videos of episodes to this directory.")
     ] = None,
-    videos: Annotated[int, typer.Option(metavar="N", min=1, help="With --render: number of episodes to record.")] = 1,
-    mp4: Annotated[bool, typer.Option("--mp4", help="With --render: write MP4 instead of GIF files.")] = False,
-    stochastic: Annotated[
-        bool, typer.Option("--stochastic", help="Sample actions instead of taking the best.")
-    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the environment and of sampled actions.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -204,17 +190,7 @@ def evaluate(
 
     with ExitStack() as stack:
         stdout = stack.enter_context(reserved_stdout()) if as_json else None
-        if render is None and (videos > 1 or mp4):
-            raise UsageError("--videos and --mp4 go with --render DIR, the directory of the videos")
-        result = evaluate_module.evaluate(
-            run,
-            episodes=episodes,
-            seed=seed,
-            render_dir=render,
-            videos=videos,
-            video_format="mp4" if mp4 else "gif",
-            explore=stochastic,
-        )
+        result = evaluate_module.evaluate(run, episodes=episodes, seed=seed, render_dir=render)
         if as_json:
             return emit(result, stdout)
     fields = {key: value for key, value in result.items() if value is not None}

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 
 from steppe.core.config import references
 from steppe.core.config.agent import AgentConfig
-from steppe.core.config.foreign_names import algorithm_hint
 from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 _CONFIG_CLASSES = {
@@ -57,8 +56,7 @@ def config_class(algo: str) -> type[AgentConfig]:
         return ALGORITHMS[algo]
     if not references.is_reference(algo):
         raise ConfigError(
-            f"there is no algorithm {algo!r}; there are: {', '.join(ALGORITHMS)}."
-            f"{algorithm_hint(algo, ALGORITHMS) or did_you_mean(algo, ALGORITHMS)}"
+            f"there is no algorithm {algo!r}; there are: {', '.join(ALGORITHMS)}.{did_you_mean(algo, ALGORITHMS)}"
         )
     config = getattr(references.resolve_reference(algo), "Config", None)
     if not (isinstance(config, type) and issubclass(config, AgentConfig)):

@@ -31,7 +31,6 @@ from steppe.core.config.fields import (
     PositiveFloat,
     RoleCount,
 )
-from steppe.core.config.foreign_names import key_hint
 from steppe.core.config.params import ParamsConfig
 from steppe.core.config.renamed_keys import replace_renamed_keys
 from steppe.core.config.runtime_table import RUNTIMES, capabilities_of, runtimes_with
@@ -40,7 +39,6 @@ from steppe.core.contracts.errors import ConfigError, did_you_mean
 
 ENV_PREFIX = "STEPPE_"
 DEFAULT_STEPS = 1_000_000
-EVALUATE_EVERY_STEPS = 20_000
 # Paths and secrets, which are not part of a run's configuration.
 RESERVED_ENV_VARS = {
     *("STEPPE_RUNS", "STEPPE_HOME", "STEPPE_PARAMS_TOKEN"),
@@ -154,41 +152,19 @@ class FlowConfig(FrozenConfig):
 class EvalConfig(FrozenConfig):
     """How the manager evaluates the newest weights."""
 
-    every_steps: Positive | None = Field(
-        None,
-        description="Environment steps between evaluations: the first version after each multiple is evaluated. "
-        "Default: 20,000, or a fiftieth of the run's steps if that is more.",
-    )
+    every_steps: Positive = Field(20_000, description="Environment steps between evaluations.")
     every_episodes: Positive | None = Field(
         None, description="Training episodes between evaluations, in addition to every_steps."
     )
-    episodes: Positive = Field(20, description="Episodes per evaluation.")
-    final_episodes: Positive | Literal["auto"] | None = Field(
-        None,
-        description="Episodes of the final evaluation; auto: 10 to 200, until the standard error of the mean return is below "
-        "2 % of max(|mean|, 1) or 100,000 steps were taken. Default: `episodes` if they are given, otherwise auto.",
-    )
+    episodes: Positive = Field(20, description="Episodes per evaluation, also of the final one.")
     max_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="Maximum share of the time for evaluations: versions that come too early are left out and counted. "
-        "Default: in single and sync none is left out, they wait for their turn; otherwise 0.1, or 0.5 with a target_return.",
+        description="Maximum share of the time for evaluations; if training is fast, they are less frequent than "
+        "every_steps. Default: 0.1, or 0.5 with a target_return.",
     )
     explore: bool = Field(False, description="Sample actions instead of taking the best one.")
     max_episode_steps: Positive = Field(100_000, description="Maximum steps of an evaluation episode.")
     record: bool = Field(False, description="Record a GIF of one episode of each evaluation.")
-
-    def resolve_defaults(self, steps: int | None, max_share: float | None) -> Self:
-        """Return this configuration with defaults resolved for a run's length, and with this default of `max_share`."""
-        found: dict[str, Any] = {}
-        if self.every_steps is None:
-            found["every_steps"] = max(EVALUATE_EVERY_STEPS, (steps or 0) // 50)
-        if self.final_episodes is None:
-            found["final_episodes"] = self.episodes if "episodes" in self.model_fields_set else "auto"
-        if self.max_share is None:
-            found["max_share"] = max_share
-        resolved = self.model_copy(update=found)
-        resolved.model_fields_set.difference_update(found)  # they were not given
-        return resolved
 
 
 class CheckpointConfig(FrozenConfig):
@@ -199,7 +175,6 @@ class CheckpointConfig(FrozenConfig):
         None, description="Training episodes between checkpoints, in addition to every_s."
     )
     keep: Positive = Field(3, description="Number of newest checkpoints to keep, in addition to the best.")
-    keep_best: Positive = Field(1, description="Number of weights with the best evaluations to keep.")
     full_disk: Literal["go-on", "stop"] = Field(
         "go-on",
         description="If the disk is full: go-on keeps the previous checkpoint and tries again; stop ends the run.",
@@ -339,8 +314,7 @@ class RunConfig(FrozenConfig):
     restarts: Count = Field(0, description="Maximum automatic resumes after the learner has died.")
     init_from: str | None = Field(
         None,
-        description="Start with the weights of another run, given by name or directory, optionally with a checkpoint "
-        "(RUN@best, RUN@12); the optimizer starts fresh.",
+        description="Start with the weights of another run, given by name or directory; the optimizer starts fresh.",
     )
     device: str = Field("auto", description="Device of the learner: auto, cpu, cuda or cuda:n.")
     name: str | None = Field(None, description="Name of the run.")
@@ -397,8 +371,6 @@ class RunConfig(FrozenConfig):
             object.__setattr__(self, "flow", self.flow.model_copy(update={"ahead": ahead}))
         if self.steps is None and self.episodes is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
-        max_share = None if self.queues_evaluations else 0.1 if self.target_return is None else 0.5
-        object.__setattr__(self, "evaluation", self.evaluation.resolve_defaults(self.steps, max_share))
         if mode == "single" and self.actors != 1:
             raise ConfigError(f"mode 'single' has one actor, not {self.actors}: use --mode sync or --mode async")
         if self.flow.ahead and mode != "sync":
@@ -476,11 +448,6 @@ class RunConfig(FrozenConfig):
                 raise ConfigError(f"{key}={device!r}: {self.algo} learns in a table, on the CPU; leave {key} out")
         if self.flow.threads != 1:
             raise ConfigError(f"flow.threads is for torch, which {self.algo} does not use: leave it out")
-
-    @property
-    def queues_evaluations(self) -> bool:
-        """Whether every version that is due is evaluated, in order; otherwise the newest one at the time."""
-        return self.mode in ("single", "sync")
 
     @property
     def by_gradients(self) -> bool:
@@ -626,4 +593,4 @@ def _full_key(key: str, agent_class: type[AgentConfig], source: str) -> str:
     known += [f"{home}.{field}" for home, kind in SECTIONS.items() for field in kind.model_fields]
     variable = ENV_PREFIX + key.upper().replace(".", "__")
     where = {"flag": "", "call": "", "environment": f" in the variable {variable}"}.get(source, f" in {source}")
-    raise ConfigError(f"unknown key {key!r}{where}.{key_hint(key, known) or did_you_mean(key, known)}")
+    raise ConfigError(f"unknown key {key!r}{where}.{did_you_mean(key, known)}")

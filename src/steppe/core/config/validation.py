@@ -35,7 +35,5 @@ def _format_error(found: Mapping[str, Any], prefix: str) -> str:
     key = prefix + ".".join(str(part) for part in found["loc"])
     if found["type"] == "missing":
         return f"{key} is required"
-    if found["type"] == "tuple_type" and isinstance(found["input"], int | float):
-        return f"{key}={found['input']!r}: write a list, such as {key}=[{found['input']!r}, {found['input']!r}]"
     message = found["msg"].removeprefix("Value error, ")
     return f"{key}={found['input']!r}: {message[0].lower()}{message[1:]}"

@@ -91,8 +91,6 @@ class EvaluationReport(Report, kw_only=True):
     terminated_share: float | None = None  # share of episodes that terminated, not truncated by a time limit
     duration_s: float
     weights_sha256: str
-    waiting: int = 0  # versions that waited for their evaluation when this one ended
-    left_out: int = 0  # versions before this one that were due and not evaluated
     reached: bool = False  # whether the target return was reached
     final: bool = False
     recording: str | None = None

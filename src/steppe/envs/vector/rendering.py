@@ -7,13 +7,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from steppe.core.contracts.errors import MissingExtra, WorldError
+from steppe.core.contracts.errors import MissingExtra
 
 
 def render_rgb(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> np.ndarray | None:
     """Return an RGB image [height, width, 3] of the (first) environment, or None if it has none.
 
-    Raises MissingExtra if a package for rendering is not installed, and WorldError if MuJoCo finds no OpenGL.
+    Raises MissingExtra if a package for rendering is not installed.
     """
     if env.render_mode is None:
         return None
@@ -21,13 +21,6 @@ def render_rgb(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]) -> 
         frame: Any = env.render()
     except gym.error.DependencyNotInstalled as error:
         raise MissingExtra(f"rendering ({error})", "render") from error
-    except Exception as error:
-        if "mujoco" not in type(env.unwrapped).__module__:
-            raise
-        raise WorldError(
-            f"MuJoCo cannot render here ({type(error).__name__}: {error}): set the environment variable MUJOCO_GL to egl (with a "
-            "GPU), osmesa (in software) or glfw (with a display)"
-        ) from error
     if isinstance(frame, (list, tuple)):
         frame = frame[0] if frame else None
     if frame is None:

@@ -283,7 +283,7 @@ RULES: tuple[Rule, ...] = (
         lambda m: (
             f"evaluation takes {format_percent(m.evaluation)} of "
             + ("the one thread's time" if m.inline else f"a core, and the run uses all {m.cores}")
-            + ": a larger evaluation.every_steps, fewer evaluation.episodes, or an evaluation.max_share"
+            + ": a smaller evaluation.max_share, or fewer evaluation.episodes"
             + (", or use --runtime processes" if m.inline else "")
         ),
     ),

@@ -36,7 +36,6 @@ from steppe.records.results.reference_results import (
     write_record,
 )
 from steppe.records.run_directory import RunDirectory
-from steppe.records.selectors import select_weights
 from steppe.records.view import RunView
 from steppe.runtimes.plan import make_plan
 
@@ -191,7 +190,7 @@ def _cpu_s() -> float:
 
 def _evaluate(run: RunDirectory, episodes: int) -> tuple[Score, Score | None]:
     """Evaluate the final weights and those of the best checkpoint with episodes that training did not see."""
-    from steppe.training.evaluate import evaluate_weights
+    from steppe.training.evaluate import evaluate_weights, result_weights
 
     config = run.config()
     judged = config.model_copy(update={"seed": seeding.integer_seed(config.seed, "reference")})
@@ -202,7 +201,7 @@ def _evaluate(run: RunDirectory, episodes: int) -> tuple[Score, Score | None]:
         found = evaluate_weights(judged, spec, weights, episodes=episodes, explore=explore)
         return Score(weights.env_steps, len(found.returns), found.mean, found.std)
 
-    final = select_weights(run)
+    final = result_weights(run)
     best = Checkpoints(run.checkpoints, run=run.key).best()
     return score(final), None if best is None else score(best.weights)
 
