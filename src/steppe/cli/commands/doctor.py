@@ -19,7 +19,7 @@ from steppe.cli.options import AsJson
 from steppe.cli.output import emit, print_table
 from steppe.core.contracts.errors import UsageError
 
-MODULES = {"pillow": "PIL"}  # distributions whose module has a different name
+MODULES = {"pillow": "PIL", "protobuf": "google.protobuf"}  # distributions whose module has a different name
 SMALL_SHM_BYTES = 256 << 20
 GIB = 1 << 30
 
