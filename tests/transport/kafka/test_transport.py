@@ -268,7 +268,7 @@ class ScriptedFeed:
     def follow(self, topic, partition, offset, take):
         self.takers[partition] = take
 
-    def one(self):
+    def handle_next(self):
         return False
 
     def give(self, message):
