@@ -331,7 +331,7 @@ class TestWeights(WeightStoreConformance):
         now_s, given = time.monotonic(), []
         monkeypatch.setattr(time, "monotonic", lambda: now_s)
         store = WakingStore()
-        store.attach("seldom", partial(taken, given), every_s=5.0)
+        store.attach("seldom", partial(taken, given), min_interval_s=5.0)
         for version, passed_s in ((1, 0.0), (2, 4.0), (3, 4.9)):
             monkeypatch.setattr(time, "monotonic", lambda passed_s=passed_s: now_s + passed_s)
             store.publish(POLICY, some_weights(version))

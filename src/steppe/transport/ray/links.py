@@ -349,7 +349,7 @@ class RayWeights:
         self._lock = threading.RLock()
 
     def attach(self, name: str, deliver: Callable[[Any], Any], min_interval_s: float = 0.0) -> None:
-        """Pass the newest weights to this reader from now on, at most every `every_s`; replaces one of that name."""
+        """Pass the newest weights to this reader from now on, at most every `min_interval_s`; replaces one of that name."""
         with self._lock:
             self._readers[name] = _RemoteReader(deliver, min_interval_s)
             self.progress()
