@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_broker_can_be_stopped_if_a_signal_comes_while_it_is_spawned(tmp_path,
     def write_after_signal(path, data):
         if path.name == "broker.json":
             pids.append(json.loads(data)["pid"])
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
         write(path, data)
 
     monkeypatch.setattr(dev_broker, "write_atomic", write_after_signal)
