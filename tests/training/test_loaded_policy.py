@@ -87,7 +87,7 @@ def test_videos_do_not_change_the_result(cartpole: Path, tmp_path: Path) -> None
 def test_an_unwritable_video_directory_is_refused_in_one_sentence(cartpole: Path, tmp_path: Path) -> None:
     pytest.importorskip("pygame")
     (tmp_path / "films").write_text("a file")
-    with pytest.raises(UsageError, match=r"cannot keep the recording .*films/.*gif: "):
+    with pytest.raises(UsageError, match=r"cannot write the recording .*films/.*gif: "):
         steppe.evaluate(cartpole, episodes=1, render_dir=tmp_path / "films")
 
 
